@@ -1,0 +1,55 @@
+// sketch_decode: every row of the union from its buckets, by mean or median.
+#include <torch/csrc/stable/library.h>
+
+#include "common/parallel.h"
+#include "common/tensor.h"
+#include "sketch/estimate.h"
+#include "sketch/place.h"
+
+namespace commlib {
+namespace {
+
+template <class A>
+void decode(const A* sketch, const int64_t* ids, A* out, int64_t n, int64_t dim, int num_hashes,
+            int64_t num_buckets, int64_t seed, bool median, A scale) {
+  const auto held = place_rows(ids, n, num_hashes, num_buckets, seed);
+  const Place* places = held.get();
+  const int64_t bytes = dim * int64_t{sizeof(A)} * (num_hashes + 1);
+  parallel_items(n, bytes, [=](int64_t begin, int64_t end) {
+    const A* rows[kMaxHashes];
+    A signs[kMaxHashes];
+    for (int64_t i = begin; i < end; ++i) {
+      find_rows(sketch, places, i, n, num_hashes, num_buckets, dim, rows, signs);
+      median ? median_row(rows, signs, num_hashes, scale, out + i * dim, dim)
+             : mean_row(rows, signs, num_hashes, scale, out + i * dim, dim);
+    }
+  });
+}
+
+Tensor sketch_decode(const Tensor& sketch, const Tensor& indices, int64_t seed, std::string decoder,
+                     double scale) {
+  check_dim(sketch, 3, "sketch");
+  check_ids(indices, "indices");
+  check_sketch_size(sketch.size(0), sketch.size(1), seed);
+  COMMLIB_CHECK(decoder == "mean" || decoder == "median", "ValueError", "decoder = '", decoder,
+                "' is not 'mean' or 'median'");
+  const Tensor s = dense(sketch), ids = dense(indices);
+  const int64_t n = ids.numel(), dim = s.size(2);
+  if (s.scalar_type() != ScalarType::Double) check_dtype(s, ScalarType::Float, "sketch");
+  Tensor out = make(s, {n, dim}, s.scalar_type());
+  const auto run = [&](auto a) {
+    using A = decltype(a);
+    decode(data<A>(s), data<int64_t>(ids), mutable_data<A>(out), n, dim,
+           static_cast<int>(s.size(0)), s.size(1), seed, decoder == "median",
+           static_cast<A>(scale));
+  };
+  s.scalar_type() == ScalarType::Double ? run(double{}) : run(float{});
+  return out;
+}
+
+}  // namespace
+}  // namespace commlib
+
+STABLE_TORCH_LIBRARY_IMPL(commlib, CPU, m) {
+  m.impl("sketch_decode", TORCH_BOX(&commlib::sketch_decode));
+}
