@@ -1,0 +1,1 @@
+"""The demo: a word-level language model, its gradients averaged in several ways."""
