@@ -40,8 +40,8 @@ def run_ranks(
         commands: The command of each rank.
         envs: The whole environment of each rank.
         timeout_s: Most seconds that all may take.
-        on_line: Called with each line of rank 0's standard output; the rest is shown only on failure.
-            Default: rank 0's output and errors are this process's.
+        on_line: Called with each line of rank 0's standard output; the rest is shown only on
+            failure. Default: rank 0's output and errors are this process's.
 
     Raises:
         RankError: A rank failed, or time is up; says which, with the end of its output.

@@ -147,7 +147,7 @@ def _setup(results: dict[str, Any]) -> str:
         "sampled negatives per rank",
         "steps": f"{settings['steps']}, the first {settings['warmup_steps']} not timed",
         "optimizer": f"Adagrad, learning rate {settings['lr']}",
-        "validation": f"{settings['eval_tokens']:,} words of other files, against the whole vocabulary",
+        "validation": f"{settings['eval_tokens']:,} words of other files, whole vocabulary",
         "bound": "D·w·(S + U(n−2)/n): what an exact method sends at least, per rank on average, "
         "where a rank touches S rows and all touch U",
     }

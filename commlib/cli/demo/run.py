@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -30,6 +28,7 @@ from commlib.cli.demo.methods import METHODS
 from commlib.cli.demo.settings import Settings
 from commlib.cli.demo.summary import Record, Summary, summarize
 from commlib.cli.demo.train import PROGRESS
+from commlib.cli.ping import loopback_env
 from commlib.cli.processes import run_ranks
 
 _WORKER = "commlib.cli.demo.train"
@@ -154,8 +153,5 @@ def _launch(arguments: list[str], ranks: int, link: str, on_line: Callable[[str]
         return
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command = [*torchrun, f"--nproc-per-node={ranks}", "-m", _WORKER, *arguments]
-    loopback = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    if loopback:
-        env["GLOO_SOCKET_IFNAME"] = loopback[0]
+    env = {**loopback_env(), "OMP_NUM_THREADS": "1"}
     run_ranks([command], [env], timeout_s=_TIMEOUT_S, on_line=on_line)

@@ -235,8 +235,8 @@ class Trainer:
         num_sequences = min(wanted, available // self.num_ranks)
         if num_sequences == 0:
             raise ValueError(
-                f"the text has {len(corpus.valid)} validation words; {self.num_ranks} ranks need at "
-                f"least {self.num_ranks * length + 1}"
+                f"the text has {len(corpus.valid)} validation words; {self.num_ranks} ranks need "
+                f"at least {self.num_ranks * length + 1}"
             )
         stride = available // (num_sequences * self.num_ranks)
         sequence_idx = torch.arange(num_sequences) * self.num_ranks + self.rank
