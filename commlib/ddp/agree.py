@@ -1,0 +1,38 @@
+"""Refuses to start when ranks do not mean the same: what differs is named, on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch.distributed as dist
+
+
+def check_agreement(facts: Mapping[str, Any], group: dist.ProcessGroup) -> None:
+    """Compare `facts` over the ranks of `group`; collective.
+
+    Args:
+        facts: What must be equal, by a name that the user knows it by.
+        group: The process group.
+
+    Raises:
+        ValueError: Some fact differs; names it, its values and their ranks.
+
+    Source: ours (grace #7 is the failure it prevents).
+    """
+    everyone: list[Any] = [None] * group.size()
+    dist.all_gather_object(everyone, dict(facts), group=group)
+    for fact in {fact: None for theirs in everyone for fact in theirs}:
+        values: dict[str, list[int]] = {}
+        for rank, theirs in enumerate(everyone):
+            values.setdefault(repr(theirs[fact]) if fact in theirs else "absent", []).append(rank)
+        if len(values) > 1:
+            shown = "; ".join(f"ranks {ranks}: {_short(value)}" for value, ranks in values.items())
+            raise ValueError(
+                f"{fact} must be the same on every rank, but differs: {shown}."
+                " Build the same model and pass the same arguments on every rank"
+            )
+
+
+def _short(text: str, limit: int = 400) -> str:
+    return text if len(text) <= limit else f"{text[:limit]}..."

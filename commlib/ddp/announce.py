@@ -1,0 +1,163 @@
+"""Index rounds ahead of time: ids are known in the forward pass, values only in the backward.
+
+Embedding modules report their ids as they are looked up. When DDP's forward ends, and gradients
+will be synchronised, one index round a table starts on the index lane, always in the same order
+of tables, and runs under the loss and the backward pass. Under `no_sync` ids pile up instead. A
+rank without a forward pass (a joined one) announces what its gradient has, in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.hooks import RemovableHandle
+
+from commlib import ops
+from commlib.collectives.c10d import Usage
+from commlib.collectives.driver import Driver
+from commlib.ddp.tables import Table
+from commlib.reducers.index import Index, first_slot, index_round
+
+
+@dataclass(frozen=True, slots=True)
+class Announced:
+    """An index round's result, and what it took."""
+
+    index: Index
+    usage: Usage
+
+
+@dataclass(slots=True)
+class _Lookups:
+    """One table's ids since its gradient was last reduced, and its index round under way."""
+
+    table: Table
+    slot_bytes: int
+    num_rounds: int = 0
+    ids: list[tuple[Tensor, int]] = field(default_factory=list)
+    late: Future[Callable[[], Tensor]] | None = None
+    future: Future[Announced] | None = None
+
+
+class Announcer:
+    """Watches the tables of one DDP instance.
+
+    Args:
+        ddp: The DDP instance.
+        lane: The index lane.
+        tables: The tables to announce, in the order that every rank uses.
+        wanted: Whether a table's announcements are still in use; the same on every rank.
+
+    Source: ours.
+    """
+
+    def __init__(
+        self,
+        ddp: DistributedDataParallel,
+        lane: Driver,
+        tables: Mapping[str, Table],
+        wanted: Callable[[str], bool],
+    ) -> None:
+        self._ddp = ddp
+        self._lane = lane
+        self._wanted = wanted
+        self._lookups = {
+            name: _Lookups(table, first_slot(table.shape[0])) for name, table in tables.items()
+        }
+        self._handles: list[RemovableHandle] = [ddp.register_forward_hook(self._after_forward)]
+        for name, table in tables.items():
+            for module in table.modules:
+                self._handles.append(module.register_forward_hook(self._recorder(name)))
+
+    def close(self) -> None:
+        """Stop watching."""
+        for handle in self._handles:
+            handle.remove()
+
+    def take(self, name: str, rows: Callable[[], Tensor]) -> Future[Announced] | None:
+        """The index round of a table whose gradient is ready; None where it has none.
+
+        Args:
+            name: The table.
+            rows: Gives the gradient's own ids, for a rank that looked nothing up.
+        """
+        if name not in self._lookups or not self._wanted(name):
+            return None
+        lookups = self._lookups[name]
+        if lookups.future is None:
+            self._submit_late()
+        if lookups.late is not None:
+            lookups.late.set_result(rows)
+        future, lookups.future, lookups.late = lookups.future, None, None
+        lookups.ids.clear()
+        return future
+
+    def _recorder(self, name: str) -> Callable[[nn.Module, tuple[Tensor, ...], object], None]:
+        def record(module: nn.Module, inputs: tuple[Tensor, ...], output: object) -> None:
+            if torch.is_grad_enabled() and inputs and self._wanted(name):
+                padding = module.padding_idx
+                drop = -1 if padding is None else int(padding)  # type: ignore[arg-type]
+                self._lookups[name].ids.append((inputs[0].detach().clone(), drop))
+
+        return record
+
+    def _after_forward(self, ddp: nn.Module, inputs: object, output: object) -> None:
+        if torch.is_grad_enabled() and self._ddp.require_backward_grad_sync:
+            for name, lookups in self._lookups.items():
+                if self._wanted(name):
+                    looked_up = _unique(list(lookups.ids), lookups.table.shape[0])
+                    lookups.future = self._submit(lookups, looked_up)
+
+    def _submit_late(self) -> None:
+        """Rounds of a rank without a forward pass; each waits, in order, for its gradient."""
+        for name, lookups in self._lookups.items():
+            if self._wanted(name) and lookups.future is None:
+                late: Future[Callable[[], Tensor]] = Future()
+                timeout_s = self._lane.transport.timeout_s
+                lookups.late = late
+                lookups.future = self._submit(lookups, _when_given(late, timeout_s))
+
+    def _submit(self, lookups: _Lookups, ids: Callable[[], Tensor]) -> Future[Announced]:
+        name = f"{lookups.table.name}@{lookups.num_rounds}.announce"
+        lookups.num_rounds += 1
+
+        def run() -> Announced:
+            transport, usage = self._lane.transport, Usage()
+            num_rows = lookups.table.shape[0]
+            index = transport.run(
+                index_round(
+                    name,
+                    ids(),
+                    num_rows,
+                    lookups.slot_bytes,
+                    transport.rank,
+                    transport.num_ranks,
+                ),
+                usage,
+            )
+            lookups.slot_bytes = index.next_slot_bytes
+            return Announced(replace(index, announced=True), usage)
+
+        return self._lane.submit(name, run)
+
+
+def _unique(ids: list[tuple[Tensor, int]], num_rows: int) -> Callable[[], Tensor]:
+    """Sorted unique rows of all lookups, padding left out; computed on the lane's thread."""
+
+    def unique() -> Tensor:
+        parts = [ops.unique_ids(part, num_rows, drop) for part, drop in ids]
+        return parts[0] if len(parts) == 1 else torch.cat([_EMPTY, *parts]).unique()
+
+    return unique
+
+
+def _when_given(late: Future[Callable[[], Tensor]], timeout_s: float) -> Callable[[], Tensor]:
+    return lambda: late.result(timeout_s)()
+
+
+_EMPTY = torch.empty(0, dtype=torch.int64)

@@ -1,0 +1,271 @@
+"""The state of the DDP hook: what is a table, how it is reduced, and what that took."""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import GradBucket
+from torch.nn.parallel import DistributedDataParallel
+
+from commlib.ddp.agree import check_agreement
+from commlib.ddp.announce import Announcer
+from commlib.ddp.density import DensityWatch
+from commlib.ddp.jobs import Jobs
+from commlib.ddp.lanes import Lanes
+from commlib.ddp.tables import find_tables, matrix_shape, may_become_table
+from commlib.reducers import Reducer, ReducerState, as_reducer
+from commlib.stats import Recorder
+from commlib.topology import Link, probe_link
+
+DenseWire = Literal["fp16", "bf16"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Options:
+    """Everything `register` takes besides the DDP instance; validated once, equal on all ranks.
+
+    Args:
+        reducer: For tables: a config, a name, or None for exact and automatic.
+        tables: Further parameters to reduce by rows.
+        dense: Wire dtype of all other parameters; None sends them as they are.
+        find_sparse: Measure large parameters in the first steps, and treat as tables those
+            whose rows are mostly zero.
+        link: Cost of the network; None measures it.
+        timeout_s: Longest wait for one request.
+    """
+
+    reducer: Reducer
+    tables: tuple[str, ...] = ()
+    dense: DenseWire | None = None
+    find_sparse: bool = True
+    link: Link | None = None
+    timeout_s: float = 300.0
+
+    def __post_init__(self) -> None:
+        if self.dense not in (None, "fp16", "bf16"):
+            raise ValueError(f"dense = {self.dense!r} must be 'fp16', 'bf16' or None")
+        if self.link is not None and not isinstance(self.link, Link):
+            raise TypeError(f"link = {self.link!r} must be a commlib.topology.Link or None")
+        if not self.timeout_s > 0:
+            raise ValueError(f"timeout_s = {self.timeout_s} must be a number of seconds > 0")
+
+
+class State:
+    """State of `commlib.ddp.hook` for one DDP instance; construction is collective over its ranks.
+
+    Args:
+        ddp: The DDP instance; its own process group decides who reduces, and the mean is over
+            that group.
+        reducer: `commlib.S2(...)`, another config of `commlib.reducers`, a name such as "minimal",
+            or None: exact, chosen per table and step.
+        tables: Names of parameters (as in `ddp.module.named_parameters()`) to reduce by rows, in
+            addition to the weights of `nn.Embedding` and `nn.EmbeddingBag`, which are found.
+        dense: Send all other gradients as "fp16" or "bf16" (sums are fp32).
+        find_sparse: See whether other large parameters have mostly zero rows, and reduce those
+            by rows from the fourth step on.
+        link: `commlib.topology.Link`; None measures it at once (about 0.1 s), where needed.
+        timeout_s: Longest wait for one request before a CommError.
+        trace: Path of a Chrome trace, written by `write_trace`, `close` or at exit.
+
+    Raises:
+        ValueError: A wrong value, no process group, or arguments that differ between ranks.
+        TypeError: Not a DDP instance, or a reducer of no known kind.
+
+    Source: ours.
+    """
+
+    def __init__(
+        self,
+        ddp: DistributedDataParallel,
+        reducer: Reducer | str | None = None,
+        *,
+        tables: Iterable[str] = (),
+        dense: DenseWire | None = None,
+        find_sparse: bool = True,
+        link: Link | None = None,
+        timeout_s: float = 300.0,
+        trace: str | Path | None = None,
+    ) -> None:
+        group = _group_of(ddp)
+        self.options = Options(
+            reducer=as_reducer(reducer),
+            tables=(tables,) if isinstance(tables, str) else tuple(tables),
+            dense=dense,
+            find_sparse=find_sparse,
+            link=link,
+            timeout_s=timeout_s,
+        )
+        named = dict(ddp.module.named_parameters())
+        self.tables = find_tables(ddp.module, self.options.tables)
+        check_agreement(_facts(self.options, named, self.tables), group)
+        self.rank, self.num_ranks = group.rank(), group.size()
+        self.recorder = Recorder(self.rank, trace)
+        self.reducer_states = {name: ReducerState() for name in self.tables}
+        self.lanes = Lanes.open(group, timeout_s)
+        self.link = link or self._probe()
+        self.announcer = Announcer(ddp, self.lanes.index, self.tables, self._wants_announcement)
+        watched = {
+            name: matrix_shape(parameter)
+            for name, parameter in named.items()
+            if find_sparse and name not in self.tables and may_become_table(parameter)
+        }
+        self.density = DensityWatch(watched)
+        self.names = {id(parameter): name for name, parameter in named.items()}
+        self.jobs = Jobs(self)
+        self._closed = False
+        atexit.register(self.write_trace)
+
+    def _probe(self) -> Link:
+        if self.options.reducer.name != "auto":
+            return Link()
+        return probe_link(self.lanes.data.transport)
+
+    def _wants_announcement(self, name: str) -> bool:
+        uses_index = self.options.reducer.uses_index
+        return uses_index and self.reducer_states[name].announce
+
+    def reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """Start the reduction of one bucket; the future holds its averaged gradients."""
+        if self._closed:
+            raise ValueError("this commlib state is closed: register a new one on a new DDP")
+        return self.jobs.submit(bucket)
+
+    def stats(self) -> list[dict[str, Any]]:
+        """One record a parameter and step, oldest first; the fields of `commlib.stats.Record`."""
+        return [record.as_dict() for record in self.recorder.records()]
+
+    def clear_stats(self) -> None:
+        """Forget all records."""
+        self.recorder.clear()
+
+    def write_trace(self) -> None:
+        """Write the Chrome trace of the records at hand to the path given at construction."""
+        self.recorder.write()
+
+    def close(self) -> None:
+        """Write the trace, stop watching the model, end the threads, give the groups back."""
+        if not self._closed:
+            self._closed = True
+            self.write_trace()
+            atexit.unregister(self.write_trace)
+            self.announcer.close()
+            self.lanes.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that a resumed run needs, of this rank: residuals are its own, so save on each rank.
+
+        Only tensors, numbers and text, so `torch.load(weights_only=True)` reads it.
+        """
+        return {
+            "version": 1,
+            "num_ranks": self.num_ranks,
+            "rank": self.rank,
+            "reducer": repr(self.options.reducer),
+            "density": self.density.state_dict(),
+            "tables": {
+                name: {
+                    "step": state.step,
+                    "rows": state.rows,
+                    "union": state.union,
+                    "slot_bytes": state.slot_bytes,
+                    "announce": state.announce,
+                    "residual": state.residual,
+                }
+                for name, state in self.reducer_states.items()
+            },
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` gave, on the same rank of as many ranks.
+
+        Raises:
+            ValueError: Another world size, rank, reducer or set of tables; nothing is changed.
+        """
+        wanted = {
+            "version": 1,
+            "num_ranks": self.num_ranks,
+            "rank": self.rank,
+            "reducer": repr(self.options.reducer),
+        }
+        for key, value in wanted.items():
+            if state_dict.get(key) != value:
+                raise ValueError(
+                    f"the checkpoint's {key} = {state_dict.get(key)!r}, here it is {value!r}:"
+                    " residuals belong to one rank of one world size and one reducer;"
+                    " load on the same layout, or start without this state"
+                )
+        found = self.density.found_in(state_dict["density"])
+        known = {*self.tables, *(found & self.density.names())}
+        theirs = set(state_dict["tables"])
+        if theirs != known:
+            raise ValueError(
+                f"the checkpoint has tables {sorted(theirs - known)} that the model has not, and"
+                f" lacks {sorted(known - theirs)}: load it into the same model"
+            )
+        for name, entry in state_dict["tables"].items():
+            residual = entry["residual"]
+            shape = self.tables[name].shape if name in self.tables else self.density.shape(name)
+            if residual is not None and tuple(residual.shape) != shape:
+                raise ValueError(
+                    f"the checkpoint's residual of {name!r} is {tuple(residual.shape)}, the table"
+                    f" {shape}: load it into the same model"
+                )
+        self.tables.update(self.density.load_state_dict(state_dict["density"]))
+        for name, entry in state_dict["tables"].items():
+            residual = entry["residual"]
+            kept = None if residual is None else residual.clone()
+            self.reducer_states[name] = ReducerState(**{**entry, "residual": kept})
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"options": self.options, "state_dict": self.state_dict()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # Groups and threads stay behind: a copy carries the numbers, and goes on through
+        # `State(ddp, ...).load_state_dict(copy.state_dict())`.
+        self.options = state["options"]
+        self._saved = state["state_dict"]
+        self._closed = True
+        self.state_dict = lambda: self._saved  # type: ignore[method-assign]
+
+
+def _group_of(ddp: DistributedDataParallel) -> dist.ProcessGroup:
+    if not dist.is_available() or not dist.is_initialized():
+        raise ValueError(
+            "no process group: call torch.distributed.init_process_group before registering"
+        )
+    if not isinstance(ddp, DistributedDataParallel):
+        raise TypeError(
+            f"ddp = {type(ddp).__name__} must be a DistributedDataParallel: wrap the model first"
+        )
+    for name, parameter in ddp.module.named_parameters():
+        if parameter.device.type != "cpu":
+            raise ValueError(
+                f"parameter {name!r} is on {parameter.device}: the kernels built here are for the"
+                " CPU; move the model there, or leave this hook out"
+            )
+    group: dist.ProcessGroup = ddp.process_group
+    return group
+
+
+def _facts(
+    options: Options, named: Mapping[str, torch.nn.Parameter], tables: Iterable[str]
+) -> dict[str, Any]:
+    """What has to be equal between ranks before the first gradient moves."""
+    facts = {
+        field: getattr(options, field)
+        for field in ("reducer", "tables", "dense", "find_sparse", "link", "timeout_s")
+    }
+    facts["the set of tables"] = sorted(tables)
+    for name, parameter in named.items():
+        facts[f"parameter {name!r}"] = (
+            tuple(parameter.shape),
+            str(parameter.dtype),
+            parameter.requires_grad,
+        )
+    return facts

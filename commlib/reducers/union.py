@@ -1,0 +1,72 @@
+"""union: OR the ranks' bitmaps, then a dense allreduce of the rows in the union."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from commlib import ops
+from commlib.collectives.requests import AllReduce, Protocol
+from commlib.reducers.base import Context, Reduced, Reducer, ReducerState, request_name
+from commlib.reducers.gradient import Gradient
+from commlib.rows import SparseRows
+from commlib.topology.link import Step, Workload
+
+
+@dataclass(frozen=True, kw_only=True)
+class Union(Reducer):
+    """Bitmap OR and compact allreduce; steps 4, bytes 2(n-1)/n (V/8 + U D w).
+
+    Source: S2 Reducer's union baseline, with a packed bitmap.
+    """
+
+    name: ClassVar[str] = "union"
+
+    def protocol(
+        self, gradient: Gradient, state: ReducerState, context: Context
+    ) -> Protocol[Reduced]:
+        rows = gradient.rows()
+        union = yield from union_rows(rows, state, context)
+        values = torch.zeros(len(union), rows.dim, dtype=rows.values.dtype)
+        ops.scatter_rows_(values, torch.searchsorted(union, rows.indices), rows.values)
+        values = yield AllReduce(
+            name=request_name(context, state, "values"),
+            tensor=values,
+            op="mean" if context.average else "sum",
+        )
+        state.union = len(union)
+        return Reduced(
+            self.name,
+            rows=SparseRows(union, values, rows.num_rows),
+            local_rows=len(rows.indices),
+        )
+
+    def steps(self, workload: Workload) -> tuple[Step, ...]:
+        values = workload.union * workload.row_bytes
+        return (
+            Step("local", (workload.rows + workload.union) * workload.row_bytes),
+            *all_reduce_steps(workload.bitmap_bytes, workload.num_ranks),
+            *all_reduce_steps(values, workload.num_ranks, local=True),
+            Step("local", workload.union * workload.row_bytes),
+        )
+
+
+def union_rows(rows: SparseRows, state: ReducerState, context: Context) -> Protocol[Tensor]:
+    """The sorted ids that are in any rank's rows, by a bitmap OR."""
+    bitmap = yield AllReduce(
+        name=request_name(context, state, "bitmap"),
+        tensor=ops.indices_to_bitmap(rows.indices, rows.num_rows),
+        op="bor",
+    )
+    return ops.bitmap_to_indices(bitmap, rows.num_rows)
+
+
+def all_reduce_steps(num_bytes: float, num_ranks: int, *, local: bool = False) -> Sequence[Step]:
+    """The two exchanges of an allreduce of `num_bytes`, and the sum between where it counts."""
+    half = num_bytes * (num_ranks - 1) / num_ranks
+    between = (Step("local", 2 * num_bytes),) if local else ()
+    return (Step("exchange", half), *between, Step("exchange", half))
