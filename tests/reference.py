@@ -231,7 +231,7 @@ def sketch_peel(sketch: Tensor, indices: Tensor, seed: int) -> tuple[Tensor, Ten
 def balanced_owner(rows: Tensor, num_ranks: int) -> tuple[Tensor, Tensor]:
     owner, within = [], []
     for row in rows.tolist():
-        shift = murmur3_32(row // num_ranks, 0x5BD1E995) % num_ranks
+        shift = murmur3_32(row // num_ranks, 0x5BD1E995) * num_ranks >> 32
         owner.append((row + shift) % num_ranks)
         within.append(row // num_ranks)
     return torch.tensor(owner, dtype=torch.int64), torch.tensor(within, dtype=torch.int64)

@@ -9,6 +9,13 @@
 #define COMMLIB_HD inline __attribute__((always_inline))
 #endif
 
+// On a function that is a plain loop: compiled for AVX2 too, chosen when the library is loaded.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__CUDACC__)
+#define COMMLIB_CLONES __attribute__((target_clones("avx2", "default")))
+#else
+#define COMMLIB_CLONES
+#endif
+
 namespace commlib {
 
 COMMLIB_HD uint32_t rotl32(uint32_t x, int k) { return (x << k) | (x >> (32 - k)); }

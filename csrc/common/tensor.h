@@ -10,15 +10,37 @@
 
 #include "common/check.h"
 #include "common/dtype.h"
+#include "common/memory.h"
 
 namespace commlib {
 
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
+// Bytes of an element of any dtype that an op returns.
+inline int64_t width_of(ScalarType dtype) {
+  switch (dtype) {
+    case ScalarType::Double:
+    case ScalarType::Long:
+      return 8;
+    case ScalarType::Float:
+      return 4;
+    case ScalarType::Half:
+    case ScalarType::BFloat16:
+      return 2;
+    default:
+      return 1;
+  }
+}
+
+// An uninitialised tensor on the device of `like`.
 inline Tensor make(const Tensor& like, std::initializer_list<int64_t> shape, ScalarType dtype) {
   const std::vector<int64_t> sizes(shape);
-  return torch::stable::new_empty(like, {sizes.data(), sizes.size()}, dtype);
+  Tensor out = torch::stable::new_empty(like, {sizes.data(), sizes.size()}, dtype);
+  if (out.is_cpu() && out.numel() > 0) {
+    advise_huge(out.mutable_data_ptr(), out.numel() * width_of(dtype));
+  }
+  return out;
 }
 
 inline Tensor dense(const Tensor& t) {
@@ -57,21 +79,6 @@ const T* data(const Tensor& t) {
 template <class T>
 T* mutable_data(const Tensor& t) {
   return static_cast<T*>(t.mutable_data_ptr());
-}
-
-inline int64_t item_bytes(ScalarType dtype) {
-  switch (dtype) {
-    case ScalarType::Double:
-      return 8;
-    case ScalarType::Float:
-      return 4;
-    case ScalarType::Half:
-    case ScalarType::BFloat16:
-      return 2;
-    default:
-      fail("TypeError", "dtype ", torch::headeronly::toString(dtype),
-           " is not one of float32, float64, float16, bfloat16");
-  }
 }
 
 // Calls f(T{}) with the C++ type of a floating dtype.

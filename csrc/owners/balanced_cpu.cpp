@@ -28,8 +28,8 @@ std::tuple<Tensor, Tensor> balanced_owner(const Tensor& rows, int64_t num_ranks)
   int64_t* out_within = mutable_data<int64_t>(within);
   parallel_items(n, 24, [=](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      out_owner[i] = owner_of(in[i], num_ranks);
-      out_within[i] = in[i] / num_ranks;
+      out_within[i] = index_within_of(in[i], num_ranks);
+      out_owner[i] = owner_of(in[i], out_within[i], num_ranks);
     }
   });
   return {owner, within};

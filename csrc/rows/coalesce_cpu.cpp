@@ -4,9 +4,9 @@
 #include <cstring>
 #include <vector>
 
-#include "common/convert.h"
 #include "common/ids.h"
 #include "common/parallel.h"
+#include "common/rowmath.h"
 #include "common/tensor.h"
 #include "rows/sort.h"
 

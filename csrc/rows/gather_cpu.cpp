@@ -1,11 +1,9 @@
 // gather_rows: out[i] = src[indices[i]], with a conversion on the way where asked.
 #include <torch/csrc/stable/library.h>
 
-#include <cstring>
-
-#include "common/convert.h"
 #include "common/ids.h"
 #include "common/parallel.h"
+#include "common/rowmath.h"
 #include "common/tensor.h"
 
 namespace commlib {
@@ -14,6 +12,7 @@ namespace {
 template <class From, class To>
 void gather(const From* src, const int64_t* ids, To* out, int64_t num_ids, int64_t dim) {
   const int64_t bytes = dim * int64_t{sizeof(From) + sizeof(To)};
+  const bool stream = num_ids * dim * int64_t{sizeof(To)} >= kLarge;
   parallel_items(num_ids, bytes, [=](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const From* row = src + ids[i] * dim;
@@ -21,12 +20,13 @@ void gather(const From* src, const int64_t* ids, To* out, int64_t num_ids, int64
         if (dim == 1) {
           out[i] = *row;
         } else {
-          std::memcpy(out + i * dim, row, static_cast<size_t>(dim) * sizeof(To));
+          copy_bytes(out + i * dim, row, dim * int64_t{sizeof(To)}, stream);
         }
       } else {
         convert(row, out + i * dim, dim);
       }
     }
+    drain();
   });
 }
 

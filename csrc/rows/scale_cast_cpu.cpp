@@ -1,8 +1,8 @@
 // scale_cast_rows: factor * src rounded once to another dtype, in one pass.
 #include <torch/csrc/stable/library.h>
 
-#include "common/convert.h"
 #include "common/parallel.h"
+#include "common/rowmath.h"
 #include "common/tensor.h"
 
 namespace commlib {

@@ -77,7 +77,7 @@ void scan(const U* x, uint8_t* bitmap, int64_t num_rows, int64_t dim) {
 
 Tensor scan_rows(const Tensor& dense_rows) {
   check_dim(dense_rows, 2, "dense");
-  const int64_t width = item_bytes(dense_rows.scalar_type());
+  const int64_t width = dispatch(dense_rows.scalar_type(), [](auto t) { return sizeof(t); });
   const Tensor x = dense(dense_rows);
   const int64_t num_rows = x.size(0), dim = x.size(1);
   Tensor bitmap = make(x, {(num_rows + 7) / 8}, ScalarType::Byte);

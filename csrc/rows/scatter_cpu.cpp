@@ -1,11 +1,9 @@
 // scatter_rows_ (copy) and scatter_add_rows_ (add in order of occurrence) into a dense tensor.
 #include <torch/csrc/stable/library.h>
 
-#include <cstring>
-
-#include "common/convert.h"
 #include "common/ids.h"
 #include "common/parallel.h"
+#include "common/rowmath.h"
 #include "common/tensor.h"
 
 namespace commlib {
@@ -22,14 +20,16 @@ void check_scatter(const Tensor& dst, const Tensor& indices, const Tensor& src) 
 
 template <class T>
 void scatter(T* dst, const int64_t* ids, const T* src, int64_t num_ids, int64_t dim) {
+  const bool stream = num_ids * dim * int64_t{sizeof(T)} >= kLarge;
   parallel_items(num_ids, 2 * dim * int64_t{sizeof(T)}, [=](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       if (dim == 1) {
         dst[ids[i]] = src[i];
       } else {
-        std::memcpy(dst + ids[i] * dim, src + i * dim, static_cast<size_t>(dim) * sizeof(T));
+        copy_bytes(dst + ids[i] * dim, src + i * dim, dim * int64_t{sizeof(T)}, stream);
       }
     }
+    drain();
   });
 }
 

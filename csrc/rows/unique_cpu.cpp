@@ -1,6 +1,7 @@
 // unique_ids: the sorted unique ids of a tensor of any shape, padding left out.
 #include <torch/csrc/stable/library.h>
 
+#include <atomic>
 #include <vector>
 
 #include "common/ids.h"
@@ -12,47 +13,66 @@
 namespace commlib {
 namespace {
 
-Tensor to_tensor(const Tensor& like, const std::vector<int64_t>& values) {
-  Tensor out = make(like, {static_cast<int64_t>(values.size())}, ScalarType::Long);
-  std::copy(values.begin(), values.end(), mutable_data<int64_t>(out));
-  return out;
+// Throws IndexError unless every id is in [0, num_rows) or is `drop`; drop = -1 excuses none.
+template <class T>
+void check_batch(const T* ids, int64_t n, int64_t num_rows, int64_t drop) {
+  const auto bad = [=](int64_t id) {
+    const bool outside = static_cast<uint64_t>(id) >= static_cast<uint64_t>(num_rows);
+    return outside & ((id != drop) | (drop == -1));
+  };
+  std::atomic<bool> any{false};
+  parallel_items(n, 8, [&](int64_t begin, int64_t end) {
+    bool found = false;
+    for (int64_t i = begin; i < end; ++i) found |= bad(ids[i]);
+    if (found) any = true;
+  });
+  for (int64_t i = 0; any && i < n; ++i) {
+    COMMLIB_CHECK(!bad(ids[i]), "IndexError", "ids.flatten()[", i, "] = ", ids[i],
+                  " is outside [0, ", num_rows, ")");
+  }
 }
 
 // By marking a bit per row: the fast way unless rows far outnumber ids.
-Tensor unique_by_bitmap(const Tensor& like, const std::vector<int64_t>& ids, int64_t num_rows) {
-  std::vector<uint8_t> bitmap(static_cast<size_t>((num_rows + 7) / 8), 0);
-  const int64_t num_bytes = static_cast<int64_t>(bitmap.size());
-  set_bits(ids.data(), static_cast<int64_t>(ids.size()), bitmap.data());
-  Tensor out = make(like, {count_bits(bitmap.data(), num_bytes)}, ScalarType::Long);
-  list_bits(bitmap.data(), num_bytes, 0, mutable_data<int64_t>(out));
+template <class T>
+Tensor unique_by_bitmap(const Tensor& like, const T* ids, int64_t n, int64_t num_rows,
+                        int64_t drop) {
+  const int64_t num_bytes = (num_rows + 7) / 8;
+  const Tensor bitmap = make(like, {num_bytes}, ScalarType::Byte);
+  uint8_t* bits = mutable_data<uint8_t>(bitmap);
+  std::fill(bits, bits + num_bytes, uint8_t{0});
+  for (int64_t i = 0; i < n; ++i) {
+    const int64_t id = ids[i];
+    if (id != drop) bits[id >> 3] = static_cast<uint8_t>(bits[id >> 3] | (1u << (id & 7)));
+  }
+  Tensor out = make(like, {count_bits(bits, num_bytes)}, ScalarType::Long);
+  list_bits(bits, num_bytes, 0, mutable_data<int64_t>(out));
   return out;
 }
 
-Tensor unique_by_sort(const Tensor& like, const std::vector<int64_t>& ids, int64_t num_rows) {
-  const int64_t n = static_cast<int64_t>(ids.size());
-  const auto order = sort_ids(ids.data(), n, num_rows);
-  std::vector<int64_t> unique;
+template <class T>
+Tensor unique_by_sort(const Tensor& like, const T* ids, int64_t n, int64_t num_rows, int64_t drop) {
+  std::vector<int64_t> kept;
   for (int64_t i = 0; i < n; ++i) {
-    if (i == 0 || order[i].id != order[i - 1].id) unique.push_back(order[i].id);
+    if (ids[i] != drop) kept.push_back(ids[i]);
   }
-  return to_tensor(like, unique);
+  const int64_t count = static_cast<int64_t>(kept.size());
+  const auto order = sort_ids(kept.data(), count, num_rows);
+  kept.clear();
+  for (int64_t i = 0; i < count; ++i) {
+    if (i == 0 || order[i].id != order[i - 1].id) kept.push_back(order[i].id);
+  }
+  Tensor out = make(like, {static_cast<int64_t>(kept.size())}, ScalarType::Long);
+  std::copy(kept.begin(), kept.end(), mutable_data<int64_t>(out));
+  return out;
 }
 
 template <class T>
-Tensor unique_of(const Tensor& ids_t, int64_t num_rows, int64_t drop) {
-  const T* in = data<T>(ids_t);
-  const int64_t n = ids_t.numel();
-  std::vector<int64_t> ids(static_cast<size_t>(n));
-  int64_t kept = 0;
-  for (int64_t i = 0; i < n; ++i) {
-    ids[kept] = in[i];
-    kept += in[i] != drop || drop == -1;
-  }
-  ids.resize(static_cast<size_t>(kept));
-  check_ids_in_range(ids.data(), kept, num_rows, "ids");
-  const bool small_table = num_rows / 512 <= kept;
-  return small_table ? unique_by_bitmap(ids_t, ids, num_rows)
-                     : unique_by_sort(ids_t, ids, num_rows);
+Tensor unique_of(const Tensor& batch, int64_t num_rows, int64_t drop) {
+  const T* ids = data<T>(batch);
+  const int64_t n = batch.numel();
+  check_batch(ids, n, num_rows, drop);
+  return num_rows / 512 <= n ? unique_by_bitmap(batch, ids, n, num_rows, drop)
+                             : unique_by_sort(batch, ids, n, num_rows, drop);
 }
 
 Tensor unique_ids(const Tensor& ids, int64_t num_rows, int64_t drop) {

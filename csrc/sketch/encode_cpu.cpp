@@ -3,8 +3,8 @@
 // formed in the order of the rows whatever the number of threads.
 #include <torch/csrc/stable/library.h>
 
-#include "common/convert.h"
 #include "common/parallel.h"
+#include "common/rowmath.h"
 #include "common/tensor.h"
 #include "sketch/place.h"
 

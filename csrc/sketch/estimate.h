@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <limits>
 
-#include "common/convert.h"
+#include "common/rowmath.h"
 #include "sketch/place.h"
 
 namespace commlib {

@@ -170,5 +170,5 @@ def test_the_ops_themselves_check_too() -> None:
         lambda: C.sketch_decode(SKETCH, IDS.int(), 0, "mean", 1.0),
         lambda: C.balanced_owner(IDS, 0),
     ):
-        with pytest.raises(RuntimeError, match="^(Value|Type|Index)Error: "):
+        with pytest.raises(RuntimeError, match=r"^(Value|Type|Index)Error: "):
             call()
