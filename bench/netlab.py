@@ -49,6 +49,11 @@ class Host:
     namespace: str
     address: str
 
+    @property
+    def address_forms(self) -> tuple[str, str]:
+        """Its address as IPv4 and as IPv6 write it."""
+        return self.address, f"::ffff:{self.address}"
+
     def command(self, argv: list[str]) -> list[str]:
         """Returns the command that runs `argv` on this host."""
         return ["ip", "netns", "exec", self.namespace, *argv]
@@ -177,7 +182,9 @@ def _add_switch(switch: str) -> None:
 def _write_hosts(host: Host, lab: list[Host]) -> None:
     """Writes a host's own /etc/hosts: on it, the machine's name means the host's address."""
     lines = ["127.0.0.1 localhost", f"{host.address} {socket.gethostname()}"]
-    lines += [f"{other.address} {other.namespace}" for other in lab]
+    for other in lab:
+        # The second form is what an IPv6 socket calls an IPv4 peer.
+        lines += [f"{address} {other.namespace}" for address in other.address_forms]
     etc = _NETNS_ETC / host.namespace
     etc.mkdir(parents=True)
     (etc / "hosts").write_text("\n".join(lines) + "\n")

@@ -75,6 +75,7 @@ class Method:
         sparse: Whether the tables' gradients are sparse tensors.
         attach: Registers the method on a DDP model; returns commlib's state where it is commlib's.
         estimate_bytes: Bytes that a rank sends for a table in a step; where there is no state.
+        bucket_cap_mb: Size of DDP's buckets; None leaves DDP's default.
     """
 
     name: str
@@ -82,6 +83,7 @@ class Method:
     sparse: bool
     attach: Callable[[DistributedDataParallel, Settings], State | None]
     estimate_bytes: Callable[[Touched], float] | None = None
+    bucket_cap_mb: float | None = None
 
 
 def _import(name: str) -> Any:

@@ -88,7 +88,7 @@ class Trainer:
             log_expected=self.batches.sampler.log_expected,
             sparse=method.sparse,
         )
-        self.ddp = DistributedDataParallel(model)
+        self.ddp = DistributedDataParallel(model, bucket_cap_mb=method.bucket_cap_mb)
         self.state: State | None = method.attach(self.ddp, settings)
         self.optimizer = torch.optim.Adagrad(
             model.parameters(),
