@@ -105,7 +105,7 @@ def index_round(
     slots = yield AllGather(name=name, tensor=slot, sizes=(len(slot),) * num_ranks)
     slots = slots.view(num_ranks, len(slot))
 
-    headers = slots[:, :HEADER_BYTES].contiguous().view(torch.int64).tolist()
+    headers = slots[:, :HEADER_BYTES].reshape(-1).view(torch.int64).view(num_ranks, 3).tolist()
     for peer, (peer_tag, _, _) in enumerate(headers):
         if peer_tag != tag:
             raise CommError(

@@ -4,8 +4,9 @@
 // times, which is n-1 again. So
 //     sent(r)     = held(r) + (n-2) owned(r)
 //     received(r) = U - sole(r) + sum over shared rows owned by r of (k-2)
-// whoever owns what, and only the spread over ranks is left to choose. Integers only: every rank
-// must come to the same assignment whatever its processor.
+// whoever owns what, and only the spread over ranks is left to choose; among equals by shared rows
+// owned so far, since with two ranks (n-2 = 0) nothing else keeps both busy in both exchanges.
+// Integers only: every rank must come to the same assignment whatever its processor.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +19,7 @@
 namespace commlib {
 
 struct Loads {
-  std::vector<int64_t> sent, received;
+  std::vector<int64_t> sent, received, shared;  // messages; shared rows owned
 };
 
 // Smaller is better: first the busier direction, then both together. 30 bits are enough for the
@@ -31,7 +32,7 @@ inline int64_t load_key(const Loads& load, int64_t rank, int64_t add_sent, int64
   return ((sent > received ? sent : received) << 30) | (both < kMost ? both : kMost);
 }
 
-// Least loaded holder of one row; the lower rank wins a tie.
+// Least loaded holder of one row; then the one that owns fewer shared rows, then the lower rank.
 inline int32_t least_loaded(const Holders& holders, int64_t row, const Loads& load,
                             int64_t add_sent, int64_t add_received) {
   int32_t best = -1;
@@ -41,7 +42,8 @@ inline int32_t least_loaded(const Holders& holders, int64_t row, const Loads& lo
          left &= left - 1) {
       const int64_t rank = w * 64 + __builtin_ctzll(left);
       const int64_t key = load_key(load, rank, add_sent, add_received);
-      if (best < 0 || key < best_key) {
+      if (best < 0 || key < best_key ||
+          (key == best_key && load.shared[rank] < load.shared[best])) {
         best = static_cast<int32_t>(rank);
         best_key = key;
       }
@@ -96,7 +98,8 @@ inline std::vector<int32_t> assign_owners(const Holders& holders) {
   const int64_t num_ranks = holders.num_ranks;
   const int64_t num_union = static_cast<int64_t>(holders.rows.size());
   std::vector<int32_t> owner(num_union);
-  Loads load{holders.held, std::vector<int64_t>(num_ranks, num_union)};
+  Loads load{holders.held, std::vector<int64_t>(num_ranks, num_union),
+             std::vector<int64_t>(num_ranks, 0)};
   std::vector<int64_t> first(num_ranks + 2, 0);  // counting sort by holders
   for (const int32_t count : holders.count) ++first[count + 1];
   for (int64_t k = 1; k < num_ranks + 2; ++k) first[k] += first[k - 1];
@@ -109,6 +112,7 @@ inline std::vector<int32_t> assign_owners(const Holders& holders) {
     owner[row] = rank;
     load.sent[rank] += num_ranks - 2;
     load.received[rank] += add_received;
+    load.shared[rank] += k > 1;
   }
   if (num_ranks > 2) relay_sole_rows(holders, load, owner);
   return owner;
