@@ -29,7 +29,19 @@ inline void advise_huge(void* data, int64_t bytes) {
 #endif
 }
 
-// memcpy; with `stream` it goes past the cache where alignment allows. Call drain() when done.
+// Starts loading a row that is needed soon: the processor does not foresee jumps between rows.
+inline void prefetch(const void* row, int64_t bytes) {
+  constexpr int64_t kMost = 2048;  // the start of a long row is enough, the rest is foreseen
+  for (int64_t i = 0; i < bytes && i < kMost; i += 64) {
+    __builtin_prefetch(static_cast<const char*>(row) + i);
+  }
+}
+
+inline constexpr int64_t kAhead = 4;  // rows between a prefetch and its use
+
+// memcpy; with `stream` it goes past the cache where alignment allows: faster into large memory
+// that is there already, slower into fresh pages, which the kernel has just cleared into the cache.
+// Call drain() when done.
 inline void copy_bytes(void* dst, const void* src, int64_t bytes, bool stream) {
 #if defined(__SSE2__)
   if (stream && bytes % 64 == 0 && reinterpret_cast<uintptr_t>(dst) % 16 == 0) {

@@ -25,6 +25,9 @@ void sum_groups(const T* values, const IdAt* order, const std::vector<int64_t>& 
     for (int64_t g = begin; g < end; ++g) {
       const int64_t first = start[g], last = start[g + 1];
       T* row = out + g * dim;
+      for (int64_t i = first; i < last && i + kAhead < num_values; ++i) {
+        prefetch(values + order[i + kAhead].at * dim, dim * int64_t{sizeof(T)});
+      }
       if (last - first == 1) {
         std::memcpy(row, values + order[first].at * dim, static_cast<size_t>(dim) * sizeof(T));
         continue;

@@ -10,12 +10,14 @@ namespace commlib {
 namespace {
 
 template <class From, class To>
-void gather(const From* src, const int64_t* ids, To* out, int64_t num_ids, int64_t dim) {
+void gather(const From* src, const int64_t* ids, To* out, int64_t num_ids, int64_t dim,
+            bool fresh) {
   const int64_t bytes = dim * int64_t{sizeof(From) + sizeof(To)};
-  const bool stream = num_ids * dim * int64_t{sizeof(To)} >= kLarge;
+  const bool stream = !fresh && num_ids * dim * int64_t{sizeof(To)} >= kLarge;
   parallel_items(num_ids, bytes, [=](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const From* row = src + ids[i] * dim;
+      if (i + kAhead < end) prefetch(src + ids[i + kAhead] * dim, dim * int64_t{sizeof(From)});
       if constexpr (std::is_same_v<From, To>) {
         if (dim == 1) {
           out[i] = *row;
@@ -30,7 +32,7 @@ void gather(const From* src, const int64_t* ids, To* out, int64_t num_ids, int64
   });
 }
 
-void gather_rows_out(const Tensor& src, const Tensor& indices, const Tensor& out) {
+void gather_into(const Tensor& src, const Tensor& indices, const Tensor& out, bool fresh) {
   check_dim(src, 2, "src");
   check_ids(indices, "indices");
   check_dim(out, 2, "out");
@@ -44,7 +46,7 @@ void gather_rows_out(const Tensor& src, const Tensor& indices, const Tensor& out
     dispatch(out.scalar_type(), [&](auto to) {
       using From = decltype(from);
       using To = decltype(to);
-      gather(data<From>(x), data<int64_t>(ids), mutable_data<To>(out), n, dim);
+      gather(data<From>(x), data<int64_t>(ids), mutable_data<To>(out), n, dim, fresh);
     });
   });
 }
@@ -53,8 +55,12 @@ Tensor gather_rows(const Tensor& src, const Tensor& indices, std::optional<Scala
   check_dim(src, 2, "src");
   check_ids(indices, "indices");
   Tensor out = make(src, {indices.size(0), src.size(1)}, dtype.value_or(src.scalar_type()));
-  gather_rows_out(src, indices, out);
+  gather_into(src, indices, out, true);
   return out;
+}
+
+void gather_rows_out(const Tensor& src, const Tensor& indices, const Tensor& out) {
+  gather_into(src, indices, out, false);
 }
 
 }  // namespace

@@ -69,17 +69,24 @@ void scatter_add(Dst* dst, const int64_t* ids, const Src* src, double scale, int
   if (unique) {
     parallel_items(num_ids, bytes, [=](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
+        if (i + kAhead < end) prefetch(dst + ids[i + kAhead] * dim, dim * int64_t{sizeof(Dst)});
         add_scaled(dst + ids[i] * dim, src + i * dim, factor, dim);
       }
     });
     return;
   }
   const int64_t parts = num_parts(num_ids * bytes);
+  const auto is_mine = [=](int64_t id, int64_t part) {
+    const uint64_t spread = (static_cast<uint64_t>(id) * 0x9e3779b97f4a7c15ull) >> 32;
+    return parts == 1 || static_cast<int64_t>((spread * parts) >> 32) == part;
+  };
   parallel_parts(parts, [=](int64_t part) {
     for (int64_t i = 0; i < num_ids; ++i) {
-      const uint64_t spread = (static_cast<uint64_t>(ids[i]) * 0x9e3779b97f4a7c15ull) >> 32;
-      if (static_cast<int64_t>((spread * static_cast<uint64_t>(parts)) >> 32) != part) continue;
-      add_scaled(dst + ids[i] * dim, src + i * dim, factor, dim);
+      const int64_t soon = i + kAhead * parts;
+      if (soon < num_ids && is_mine(ids[soon], part)) {
+        prefetch(dst + ids[soon] * dim, dim * int64_t{sizeof(Dst)});
+      }
+      if (is_mine(ids[i], part)) add_scaled(dst + ids[i] * dim, src + i * dim, factor, dim);
     }
   });
 }

@@ -10,18 +10,17 @@ namespace commlib {
 namespace {
 
 template <class A>
-void decode(const A* sketch, const int64_t* ids, A* out, int64_t n, int64_t dim, int num_hashes,
-            int64_t num_buckets, int64_t seed, bool median, A scale) {
-  const auto held = place_rows(ids, n, num_hashes, num_buckets, seed);
-  const Place* places = held.get();
-  const int64_t bytes = dim * int64_t{sizeof(A)} * (num_hashes + 1);
-  parallel_items(n, bytes, [=](int64_t begin, int64_t end) {
+void decode(const Lookup<A>& lookup, A* out, bool median, A scale) {
+  const int64_t dim = lookup.dim;
+  const int64_t bytes = dim * int64_t{sizeof(A)} * (lookup.num_hashes + 1);
+  parallel_items(lookup.num_rows, bytes, [=](int64_t begin, int64_t end) {
     const A* rows[kMaxHashes];
     A signs[kMaxHashes];
     for (int64_t i = begin; i < end; ++i) {
-      find_rows(sketch, places, i, n, num_hashes, num_buckets, dim, rows, signs);
-      median ? median_row(rows, signs, num_hashes, scale, out + i * dim, dim)
-             : mean_row(rows, signs, num_hashes, scale, out + i * dim, dim);
+      lookup.fetch(i + kAhead);
+      lookup.find(i, rows, signs);
+      median ? median_row(rows, signs, lookup.num_hashes, scale, out + i * dim, dim)
+             : mean_row(rows, signs, lookup.num_hashes, scale, out + i * dim, dim);
     }
   });
 }
@@ -37,11 +36,12 @@ Tensor sketch_decode(const Tensor& sketch, const Tensor& indices, int64_t seed, 
   const int64_t n = ids.numel(), dim = s.size(2);
   if (s.scalar_type() != ScalarType::Double) check_dtype(s, ScalarType::Float, "sketch");
   Tensor out = make(s, {n, dim}, s.scalar_type());
+  const int num_hashes = static_cast<int>(s.size(0));
+  const auto places = place_rows(data<int64_t>(ids), n, num_hashes, s.size(1), seed);
   const auto run = [&](auto a) {
     using A = decltype(a);
-    decode(data<A>(s), data<int64_t>(ids), mutable_data<A>(out), n, dim,
-           static_cast<int>(s.size(0)), s.size(1), seed, decoder == "median",
-           static_cast<A>(scale));
+    const Lookup<A> lookup{data<A>(s), places.get(), n, num_hashes, s.size(1), dim};
+    decode(lookup, mutable_data<A>(out), decoder == "median", static_cast<A>(scale));
   };
   s.scalar_type() == ScalarType::Double ? run(double{}) : run(float{});
   return out;

@@ -28,11 +28,16 @@ Buckets sort_by_bucket(const Place* places, int64_t n, int64_t num_buckets) {
   return b;
 }
 
+// out = sum of the rows of one bucket. num_left counts rows to the end of the table, so those of
+// the next buckets can be fetched ahead.
 template <class T>
-void sum_bucket(const T* values, const int64_t* rows, int64_t count, acc_t<T> scale, acc_t<T>* out,
-                int64_t dim) {
+void sum_bucket(const T* values, const int64_t* rows, int64_t count, int64_t num_left,
+                acc_t<T> scale, acc_t<T>* out, int64_t dim) {
   if (count == 0) std::fill(out, out + dim, acc_t<T>{0});
   for (int64_t i = 0; i < count; ++i) {
+    if (i + kAhead < num_left) {
+      prefetch(values + (rows[i + kAhead] >> 1) * dim, dim * int64_t{sizeof(T)});
+    }
     const T* row = values + (rows[i] >> 1) * dim;
     const acc_t<T> factor = (rows[i] & 1) ? -scale : scale;
     i == 0 ? set_row(out, row, factor, dim) : add_row(out, row, factor, dim);
@@ -51,8 +56,8 @@ void encode(const int64_t* ids, const T* values, acc_t<T>* sketch, int64_t n, in
     parallel_items(num_buckets, bytes, [&](int64_t begin, int64_t end) {
       for (int64_t k = begin; k < end; ++k) {
         const int64_t* rows = b.row.get() + b.start[k];
-        sum_bucket(values, rows, b.start[k + 1] - b.start[k], static_cast<acc_t<T>>(scale),
-                   table + k * dim, dim);
+        sum_bucket(values, rows, b.start[k + 1] - b.start[k], n - b.start[k],
+                   static_cast<acc_t<T>>(scale), table + k * dim, dim);
       }
     });
   }

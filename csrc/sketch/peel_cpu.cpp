@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "common/parallel.h"
+#include "common/rowmath.h"
 #include "common/tensor.h"
 #include "sketch/estimate.h"
 #include "sketch/place.h"
@@ -55,40 +56,48 @@ std::vector<Step> plan(const Place* places, int64_t n, int num_hashes, int64_t n
   return steps;
 }
 
-// Columns are independent, so threads divide them and every column sees the same order.
+// Takes the rows of `steps` out of `work`, a copy of the sketch. Columns are independent, so
+// threads divide them and every column sees the same order.
 template <class A>
-void peel(const A* sketch, A* work, const Place* places, const std::vector<Step>& steps, A* out,
-          bool* peeled, int64_t n, int64_t dim, int num_hashes, int64_t num_buckets) {
-  const int64_t total = num_hashes * num_buckets * dim;
-  const int64_t parts =
-      std::min(num_parts(total * int64_t{sizeof(A)}), std::max<int64_t>(1, dim / 16));
-  const auto row_of = [=](int j, int64_t i) {
-    return work + (j * num_buckets + bucket(places[j * n + i])) * dim;
+void take_out(const Lookup<A>& lookup, A* work, const std::vector<Step>& steps, A* out) {
+  const int64_t dim = lookup.dim, width = int64_t{sizeof(A)};
+  const int64_t total = lookup.num_hashes * lookup.num_buckets * dim * width;
+  const int64_t parts = std::min(num_parts(total), std::max<int64_t>(1, dim * width / 256));
+  const auto place = [&](int j, int64_t i) { return lookup.places[j * lookup.num_rows + i]; };
+  const auto row_of = [&](int j, int64_t i) {
+    return work + (j * lookup.num_buckets + bucket(place(j, i))) * dim;
   };
   parallel_parts(parts, [&](int64_t part) {
     const int64_t first = dim * part / parts, count = dim * (part + 1) / parts - first;
-    for (const Step& step : steps) {
-      A* value = out + step.row * dim + first;
-      const bool minus = negative(places[step.table * n + step.row]);
-      set_row(value, static_cast<const A*>(row_of(step.table, step.row) + first),
-              minus ? A{-1} : A{1}, count);
-      for (int j = 0; j < num_hashes; ++j) {
-        if (j == step.table) continue;
-        const bool added_minus = negative(places[j * n + step.row]);
-        add_row(row_of(j, step.row) + first, static_cast<const A*>(value),
-                added_minus ? A{1} : A{-1}, count);
+    for (size_t s = 0; s < steps.size(); ++s) {
+      const auto [row, table] = steps[s];
+      if (s + kAhead < steps.size()) {
+        const int64_t soon = steps[s + kAhead].row;
+        prefetch(out + soon * dim + first, count * width);
+        for (int j = 0; j < lookup.num_hashes; ++j)
+          prefetch(row_of(j, soon) + first, count * width);
+      }
+      A* value = out + row * dim + first;
+      const A* alone = row_of(table, row) + first;
+      set_row(value, alone, negative(place(table, row)) ? A{-1} : A{1}, count);
+      for (int j = 0; j < lookup.num_hashes; ++j) {
+        if (j == table) continue;
+        const A factor = negative(place(j, row)) ? A{1} : A{-1};
+        add_row(row_of(j, row) + first, static_cast<const A*>(value), factor, count);
       }
     }
   });
-  std::fill(peeled, peeled + n, false);
-  for (const Step& step : steps) peeled[step.row] = true;
-  parallel_items(n, dim * int64_t{sizeof(A)}, [=](int64_t begin, int64_t end) {
+}
+
+template <class A>
+void decode_rest(const Lookup<A>& lookup, const bool* peeled, A* out) {
+  parallel_items(lookup.num_rows, lookup.dim * int64_t{sizeof(A)}, [=](int64_t begin, int64_t end) {
     const A* rows[kMaxHashes];
     A signs[kMaxHashes];
     for (int64_t i = begin; i < end; ++i) {
       if (peeled[i]) continue;
-      find_rows(sketch, places, i, n, num_hashes, num_buckets, dim, rows, signs);
-      median_row(rows, signs, num_hashes, A{1}, out + i * dim, dim);
+      lookup.find(i, rows, signs);
+      median_row(rows, signs, lookup.num_hashes, A{1}, out + i * lookup.dim, lookup.dim);
     }
   });
 }
@@ -103,13 +112,18 @@ std::tuple<Tensor, Tensor> sketch_peel(const Tensor& sketch, const Tensor& indic
   const int num_hashes = static_cast<int>(s.size(0));
   const auto places = place_rows(data<int64_t>(ids), n, num_hashes, num_buckets, seed);
   const std::vector<Step> steps = plan(places.get(), n, num_hashes, num_buckets);
-  const Tensor work = torch::stable::clone(s);
+  Tensor work = make(s, {num_hashes, num_buckets, dim}, s.scalar_type());
+  torch::stable::copy_(work, s);
   Tensor out = make(s, {n, dim}, s.scalar_type());
   Tensor peeled = make(s, {n}, ScalarType::Bool);
+  bool* flags = mutable_data<bool>(peeled);
+  std::fill(flags, flags + n, false);
+  for (const Step& step : steps) flags[step.row] = true;
   const auto run = [&](auto a) {
     using A = decltype(a);
-    peel(data<A>(s), mutable_data<A>(work), places.get(), steps, mutable_data<A>(out),
-         mutable_data<bool>(peeled), n, dim, num_hashes, num_buckets);
+    const Lookup<A> lookup{data<A>(s), places.get(), n, num_hashes, num_buckets, dim};
+    take_out(lookup, mutable_data<A>(work), steps, mutable_data<A>(out));
+    decode_rest(lookup, flags, mutable_data<A>(out));
   };
   s.scalar_type() == ScalarType::Double ? run(double{}) : run(float{});
   return {out, peeled};
