@@ -35,8 +35,10 @@ class Settings:
     negatives: int = 512
     """Sampled words shared by a batch. More costs time and bytes, and makes the loss less noisy."""
 
-    lr: float = 0.05
+    lr: float = 0.1
     """Adagrad's step size."""
+    lr_ramp_steps: int = 10
+    """Steps in which the step size grows to `lr`. More starts more gently."""
     initial_accumulator: float = 1e-5
     """Adagrad's first sum of squares. More damps the first steps."""
 

@@ -110,6 +110,9 @@ class Trainer:
         """Trains one step; returns its seconds."""
         batch = self.batches[len(self.steps)]
         start = time.perf_counter()
+        ramp = min(1.0, (len(self.steps) + 1) / self.settings.lr_ramp_steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.settings.lr * ramp
         self.optimizer.zero_grad(set_to_none=True)
         loss = self.ddp(batch.inputs, batch.targets, batch.negatives)
         forward = time.perf_counter()
