@@ -99,6 +99,15 @@ def _sketch_peel(sketch: Tensor, indices: Tensor, seed: int) -> tuple[Tensor, Te
     return values, sketch.new_empty((num_rows,), dtype=torch.bool)
 
 
+def _quantize_rows(values: Tensor, bits: int) -> Tensor:
+    width = 4 + ((values.shape[1] * bits + 7) // 8 + 3) // 4 * 4
+    return values.new_empty((values.shape[0], width), dtype=torch.uint8)
+
+
+def _dequantize_rows(packed: Tensor, dim: int, bits: int) -> Tensor:
+    return packed.new_empty((packed.shape[0], dim), dtype=torch.float32)
+
+
 def _balanced_owner(rows: Tensor, num_ranks: int) -> tuple[Tensor, Tensor]:
     return torch.empty_like(rows), torch.empty_like(rows)
 
@@ -126,6 +135,8 @@ for _kernel in (
     _sketch_encode,
     _sketch_decode,
     _sketch_peel,
+    _quantize_rows,
+    _dequantize_rows,
     _balanced_owner,
     _balanced_row,
 ):

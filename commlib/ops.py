@@ -474,6 +474,46 @@ def sketch_peel(sketch: Tensor, indices: Tensor, seed: int) -> tuple[Tensor, Ten
     return _pair(_ops.sketch_peel, sketch, indices, seed)
 
 
+def packed_bytes(dim: int, bits: int) -> int:
+    """Bytes of a quantised row of `dim` elements: a float scale and the integers, 4-aligned."""
+    return 4 + ((dim * bits + 7) // 8 + 3) // 4 * 4
+
+
+def quantize_rows(values: Tensor, bits: int) -> Tensor:
+    """Rows in 8, 6 or 4 bits an element, with a float scale a row.
+
+    Args:
+        values: ``[R, D]`` float32. A row that is not finite decodes to NaN throughout.
+        bits: 8 (integers up to 127), 6 (up to 31) or 4 (up to 7).
+
+    Returns:
+        uint8 ``[R, packed_bytes(D, bits)]``. Each element is off by half a step at most; a step is
+        the row's largest absolute value over that integer.
+
+    Raises:
+        ValueError: another number of bits, or ``values`` is not two-dimensional.
+        TypeError: ``values`` is not float32.
+
+    Source: ours.
+    """
+    if values.dtype != torch.float32:
+        raise TypeError(f"values.dtype = {values.dtype} must be torch.float32; cast it first")
+    return _tensor(_ops.quantize_rows, values, bits)
+
+
+def dequantize_rows(packed: Tensor, dim: int, bits: int) -> Tensor:
+    """What ``quantize_rows`` packed, as float32 ``[R, dim]``.
+
+    Raises:
+        ValueError: ``packed`` has not the width of ``dim`` and ``bits``.
+        TypeError: ``packed`` is not uint8.
+
+    Source: ours.
+    """
+    _check_bytes("packed", packed, dim=2)
+    return _tensor(_ops.dequantize_rows, packed, dim, bits)
+
+
 def balanced_owner(rows: Tensor, num_ranks: int) -> tuple[Tensor, Tensor]:
     """Which rank owns each row, and which of the owner's rows it is; computed, without a table.
 

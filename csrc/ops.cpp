@@ -27,6 +27,8 @@ STABLE_TORCH_LIBRARY(commlib, m) {
       "sketch_decode(Tensor sketch, Tensor indices, int seed, str decoder, float scale=1.0) -> "
       "Tensor");
   m.def("sketch_peel(Tensor sketch, Tensor indices, int seed) -> (Tensor, Tensor)");
+  m.def("quantize_rows(Tensor values, int bits) -> Tensor");
+  m.def("dequantize_rows(Tensor packed, int dim, int bits) -> Tensor");
   // owners
   m.def("balanced_owner(Tensor rows, int num_ranks) -> (Tensor, Tensor)");
   m.def("balanced_row(Tensor owner, Tensor index_within, int num_ranks) -> Tensor");

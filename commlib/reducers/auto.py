@@ -39,7 +39,10 @@ class Auto(Reducer):
     """
 
     name: ClassVar[str] = "auto"
-    uses_index: ClassVar[bool] = True
+
+    @property
+    def uses_index(self) -> bool:
+        return True
 
     def protocol(
         self, gradient: Gradient, state: ReducerState, context: Context

@@ -104,8 +104,12 @@ class Reducer(ABC):
     """
 
     name: ClassVar[str]
-    uses_index: ClassVar[bool] = False
     lossy: ClassVar[bool] = False
+
+    @property
+    def uses_index(self) -> bool:
+        """Whether ids announced in the forward pass are of use."""
+        return False
 
     @abstractmethod
     def protocol(

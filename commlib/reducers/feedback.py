@@ -49,7 +49,15 @@ class Feedback:
         A step whose output is not finite leaves every residual as it was, on every rank alike:
         a loss scaler skips that step, and its gradient with it.
         """
-        if not bool(torch.isfinite(out).all()):
+        if not _finite(out):
             return
         ops.scatter_rows_(self._residual, self._rows.indices, self.signal)
         ops.scatter_add_rows_(self._residual, union, share, -1.0 / scale)
+
+
+def _finite(tensor: Tensor) -> bool:
+    """Whether every element is finite; by the extremes, many times faster than asking each."""
+    if tensor.numel() == 0:
+        return True
+    least, most = torch.aminmax(tensor)
+    return bool(torch.isfinite(least) & torch.isfinite(most))

@@ -84,6 +84,11 @@ class Index:
         ops.scatter_rows_(values, place, rows.values)
         return SparseRows(announced, values, rows.num_rows)
 
+    def zeros(self, rows: SparseRows, rank: int) -> SparseRows:
+        """Zeros over the ids that `rank` announced: what it sends when its guard is raised."""
+        announced = self.of_rank(rank)
+        return SparseRows(announced, rows.values.new_zeros(len(announced), rows.dim), rows.num_rows)
+
 
 def index_round(
     name: str, indices: Tensor, num_rows: int, slot_bytes: int, rank: int, num_ranks: int

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import ClassVar
-
-import torch
 
 from commlib.collectives.requests import Protocol
 from commlib.reducers.base import Context, Reduced, Reducer, ReducerState, request_name
@@ -23,7 +20,9 @@ class IndexedReducer(Reducer):
     and stop using announcements for this parameter.
     """
 
-    uses_index: ClassVar[bool] = True
+    @property
+    def uses_index(self) -> bool:
+        return True
 
     @abstractmethod
     def exchange(
@@ -40,12 +39,7 @@ class IndexedReducer(Reducer):
             covered = index.cover(rows, context.rank)
             guard = Guard(active=index.announced, raised=covered is None)
             if covered is None:
-                announced = index.of_rank(context.rank)
-                covered = SparseRows(
-                    announced,
-                    torch.zeros(len(announced), rows.dim, dtype=rows.values.dtype),
-                    rows.num_rows,
-                )
+                covered = index.zeros(rows, context.rank)
             result = yield from self.exchange(covered, index, state, context, guard)
             if result is not None:
                 return self._done(result, rows, index, state)

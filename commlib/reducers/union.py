@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from commlib import ops
-from commlib.collectives.requests import AllReduce, Protocol
+from commlib.collectives.requests import AllGather, AllReduce, AllToAll, Protocol, chunk_sizes
 from commlib.reducers.base import Context, Reduced, Reducer, ReducerState, request_name
 from commlib.reducers.gradient import Gradient
 from commlib.rows import SparseRows
@@ -56,12 +56,14 @@ class Union(Reducer):
 
 
 def union_rows(rows: SparseRows, state: ReducerState, context: Context) -> Protocol[Tensor]:
-    """The sorted ids that are in any rank's rows, by a bitmap OR."""
-    bitmap = yield AllReduce(
-        name=request_name(context, state, "bitmap"),
-        tensor=ops.indices_to_bitmap(rows.indices, rows.num_rows),
-        op="bor",
-    )
+    """The sorted ids that are in any rank's rows: bitmaps to their owners, OR, and back to all."""
+    n, name = context.num_ranks, request_name(context, state, "bitmap")
+    bitmap = ops.indices_to_bitmap(rows.indices, rows.num_rows)
+    chunks = chunk_sizes(len(bitmap), n)
+    mine = chunks[context.rank]
+    arrived = yield AllToAll(name=f"{name}.scatter", tensor=bitmap, send=chunks, recv=(mine,) * n)
+    own = ops.bitmap_or(arrived.view(n, mine))
+    bitmap = yield AllGather(name=f"{name}.gather", tensor=own, sizes=chunks)
     return ops.bitmap_to_indices(bitmap, rows.num_rows)
 
 

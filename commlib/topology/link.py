@@ -73,6 +73,7 @@ class Workload:
         dense_input: The gradient arrives as a `[V, D]` matrix, so rows must be scanned for and
             a dense sum needs no conversion.
         index_bytes: Bytes that a rank sends in the index round; 0 once it has run.
+        announced: Ids were announced, so the union is known before the step.
         own_rows: Mean number of a rank's rows whose hashed owner it is itself; default S/n.
     """
 
@@ -84,6 +85,7 @@ class Workload:
     union: int
     dense_input: bool = False
     index_bytes: float = 0.0
+    announced: bool = False
     own_rows: float | None = None
 
     @property

@@ -25,8 +25,8 @@ Holders holders_of(const Tensor& indices, const Tensor& counts, int64_t num_rows
                   rank, "] = ", per_rank[rank], " does not fit the ", ids.numel(), " indices");
     for (int64_t last = -1, end = i + per_rank[rank]; i < end; last = in[i++])
       COMMLIB_CHECK(in[i] > last && in[i] < num_rows, "ValueError", "indices[", i, "] = ", in[i],
-                    " of rank ", rank, " is not sorted, not unique or not below num_rows = ",
-                    num_rows);
+                    " of rank ", rank,
+                    " is not sorted, not unique or not below num_rows = ", num_rows);
   }
   COMMLIB_CHECK(i == ids.numel(), "ValueError", "counts sum to ", i, " but there are ", ids.numel(),
                 " indices");

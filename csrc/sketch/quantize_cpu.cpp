@@ -1,0 +1,153 @@
+// quantize_rows and its inverse: 8, 6 or 4 bits an element and a scale a row.
+#include <torch/csrc/stable/library.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "common/parallel.h"
+#include "common/tensor.h"
+#include "sketch/quantize.h"
+
+namespace commlib {
+namespace {
+
+#if defined(__x86_64__)
+#define COMMLIB_CLONES __attribute__((target_clones("avx2", "default")))
+#else
+#define COMMLIB_CLONES
+#endif
+
+// Largest absolute value; not finite if any element is not. On the bits, where order is that of
+// integers and NaN is above infinity, so that the loop needs no care for NaN.
+COMMLIB_CLONES float peak(const float* row, int64_t dim) {
+  int32_t most = 0;
+  for (int64_t i = 0; i < dim; ++i) {
+    int32_t bits;
+    std::memcpy(&bits, row + i, 4);
+    bits &= 0x7fffffff;
+    most = bits > most ? bits : most;
+  }
+  float value;
+  std::memcpy(&value, &most, 4);
+  return value;
+}
+
+// Integers of one block of elements, as bytes; a block is packed while it is in L1.
+constexpr int64_t kPackBlock = 256;
+
+COMMLIB_CLONES void to_integers(const float* row, uint8_t* out, float inverse, int64_t n) {
+  for (int64_t i = 0; i < n; ++i)
+    out[i] = static_cast<uint8_t>(static_cast<int32_t>(round_even(row[i] * inverse)));
+}
+
+COMMLIB_CLONES void from_integers(const uint8_t* in, float* row, float scale, int64_t n,
+                                  int32_t sign_bit) {
+  for (int64_t i = 0; i < n; ++i)
+    row[i] = scale * static_cast<float>((static_cast<int32_t>(in[i]) ^ sign_bit) - sign_bit);
+}
+
+// `n` integers of kBits bits each, kBits in {4, 6}: eight of them fill kBits bytes.
+template <int kBits>
+void squeeze(const uint8_t* in, uint8_t* out, int64_t n) {
+  constexpr uint64_t kMask = (1u << kBits) - 1;
+  for (int64_t i = 0; i < n; i += 8) {
+    uint64_t word = 0;
+    const int64_t count = std::min<int64_t>(8, n - i);
+    for (int64_t k = 0; k < count; ++k) word |= (in[i + k] & kMask) << (k * kBits);
+    std::memcpy(out + i / 8 * kBits, &word, (count * kBits + 7) / 8);
+  }
+}
+
+template <int kBits>
+void spread(const uint8_t* in, uint8_t* out, int64_t n) {
+  constexpr uint64_t kMask = (1u << kBits) - 1;
+  for (int64_t i = 0; i < n; i += 8) {
+    uint64_t word = 0;
+    const int64_t count = std::min<int64_t>(8, n - i);
+    std::memcpy(&word, in + i / 8 * kBits, (count * kBits + 7) / 8);
+    for (int64_t k = 0; k < count; ++k) out[i + k] = (word >> (k * kBits)) & kMask;
+  }
+}
+
+void pack_row(const float* row, uint8_t* out, float inverse, int64_t dim, int64_t bits) {
+  if (bits == 8) return to_integers(row, out, inverse, dim);
+  uint8_t block[kPackBlock];
+  for (int64_t i = 0; i < dim; i += kPackBlock) {
+    const int64_t count = std::min(kPackBlock, dim - i);
+    to_integers(row + i, block, inverse, count);
+    (bits == 6 ? squeeze<6> : squeeze<4>)(block, out + i * bits / 8, count);
+  }
+}
+
+void unpack_row(const uint8_t* in, float* row, float scale, int64_t dim, int64_t bits) {
+  if (bits == 8) return from_integers(in, row, scale, dim, 128);
+  uint8_t block[kPackBlock];
+  for (int64_t i = 0; i < dim; i += kPackBlock) {
+    const int64_t count = std::min(kPackBlock, dim - i);
+    (bits == 6 ? spread<6> : spread<4>)(in + i * bits / 8, block, count);
+    from_integers(block, row + i, scale, count, 1 << (bits - 1));
+  }
+}
+
+void check_bits(int64_t bits) {
+  COMMLIB_CHECK(bits == 8 || bits == 6 || bits == 4, "ValueError", "bits = ", bits,
+                " must be 8, 6 or 4");
+}
+
+Tensor quantize_rows(const Tensor& values, int64_t bits) {
+  check_dim(values, 2, "values");
+  check_dtype(values, ScalarType::Float, "values");
+  check_bits(bits);
+  const Tensor x = dense(values);
+  const int64_t dim = x.size(1), width = packed_bytes(dim, bits);
+  Tensor packed = make(x, {x.size(0), width}, ScalarType::Byte);
+  const float* in = data<float>(x);
+  uint8_t* out = mutable_data<uint8_t>(packed);
+  const float most = static_cast<float>(largest_integer(bits));
+  parallel_items(x.size(0), dim * 4 + width, [=](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      const float* row = in + r * dim;
+      uint8_t* to = out + r * width;
+      std::memset(to, 0, width);
+      const float largest = peak(row, dim);
+      const float scale =
+          std::isfinite(largest) ? largest / most : std::numeric_limits<float>::quiet_NaN();
+      std::memcpy(to, &scale, 4);
+      const float inverse = 1.f / scale;
+      if (!std::isfinite(inverse)) continue;  // zero, too small to divide by, or not finite
+      pack_row(row, to + 4, inverse, dim, bits);
+    }
+  });
+  return packed;
+}
+
+Tensor dequantize_rows(const Tensor& packed, int64_t dim, int64_t bits) {
+  check_dim(packed, 2, "packed");
+  check_dtype(packed, ScalarType::Byte, "packed");
+  check_bits(bits);
+  COMMLIB_CHECK(dim >= 0, "ValueError", "dim = ", dim, " is negative");
+  const int64_t width = packed_bytes(dim, bits);
+  check_same_size(packed.size(1), "packed.shape[1]", width, "the width of dim and bits");
+  const Tensor x = dense(packed);
+  Tensor values = make(x, {x.size(0), dim}, ScalarType::Float);
+  const uint8_t* in = data<uint8_t>(x);
+  float* out = mutable_data<float>(values);
+  parallel_items(x.size(0), dim * 4 + width, [=](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      float scale;
+      std::memcpy(&scale, in + r * width, 4);
+      unpack_row(in + r * width + 4, out + r * dim, scale, dim, bits);
+    }
+  });
+  return values;
+}
+
+}  // namespace
+}  // namespace commlib
+
+STABLE_TORCH_LIBRARY_IMPL(commlib, CPU, m) {
+  m.impl("quantize_rows", TORCH_BOX(&commlib::quantize_rows));
+  m.impl("dequantize_rows", TORCH_BOX(&commlib::dequantize_rows));
+}
