@@ -1,0 +1,350 @@
+"""How fast is one sparse allreduce? Every reducer beside its peers, on real Gloo processes.
+
+    python -m bench.sparse_allreduce --ranks 4 --link 1gbit --json out.json
+    python -m bench.sparse_allreduce --sweep --json sweep.json --plot sweep.png
+
+The input is what `nn.Embedding(sparse=True)` hands over: one row a token, repeated ids not summed.
+Results are verified against the exact mean before anything is timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from bench import netlab
+from bench.baselines import BASELINES, estimate_bytes
+from bench.gradients import distinct_rows, sparse_gradient, zipf_tokens
+from bench.harness import write_json
+from bench.ranked import interleave_ranks
+from commlib.cli.demo.methods import Touched, dense_bytes, torch_sparse_bytes
+from commlib.collectives.c10d import Usage
+from commlib.ddp.lanes import open_lane
+from commlib.reducers import Context, Reduced, Reducer, ReducerState, as_reducer
+from commlib.reducers.gradient import SparseGradient
+from commlib.topology import Link, probe_link
+
+REDUCERS = ("auto", "minimal", "allgather", "balanced", "union", "dense", "sketch", "noop")
+_TORCH_BYTES = {"torch-sparse": torch_sparse_bytes, "torch-dense": dense_bytes}
+METHODS = (*REDUCERS, *_TORCH_BYTES, *BASELINES)
+SWEEP_METHODS = (*(name for name in REDUCERS if name not in ("sketch", "noop")), "torch-sparse")
+DENSITIES = (0.0001, 0.001, 0.01, 0.05, 0.2, 0.5, 1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """One point of the benchmark; `density` > 0 asks for that share of rows, else `tokens`."""
+
+    rows: int
+    dim: int
+    tokens: int
+    zipf: float
+    density: float = 0.0
+
+    def gradient(self, rank: int) -> Tensor:
+        """This rank's sparse gradient."""
+        if self.density:
+            count = max(1, round(self.density * self.rows))
+            ids = distinct_rows(self.rows, count, self.zipf, seed=rank)
+        else:
+            ids = zipf_tokens(self.rows, self.tokens, self.zipf, seed=rank)
+        return sparse_gradient(ids, self.rows, self.dim, seed=1000 + rank)
+
+
+class Bench:
+    """All candidates over one process group and one input."""
+
+    def __init__(self, shape: Shape, lane: Any, link: Link) -> None:
+        self.lane, self.link = lane.transport, link
+        self.rank, self.num_ranks = dist.get_rank(), dist.get_world_size()
+        self.gradient = shape.gradient(self.rank)
+        self.states: dict[str, ReducerState] = {}
+        self.usages: dict[str, Usage] = {}
+        self.reduced: dict[str, Reduced] = {}
+        own = self.gradient.coalesce()
+        union = torch.zeros(shape.rows, dtype=torch.uint8)
+        union[own.indices()[0]] = 1
+        dist.all_reduce(union, op=dist.ReduceOp.MAX)
+        mean_rows = torch.tensor([float(own.indices().shape[1])], dtype=torch.float64)
+        max_rows = mean_rows.clone()
+        dist.all_reduce(mean_rows)
+        dist.all_reduce(max_rows, op=dist.ReduceOp.MAX)
+        self.touched = Touched(
+            num_ranks=self.num_ranks,
+            num_rows=shape.rows,
+            row_bytes=shape.dim * 4,
+            mean_rows=float(mean_rows) / self.num_ranks,
+            max_rows=int(max_rows),
+            union_rows=int(union.sum()),
+        )
+
+    def candidate(self, name: str) -> Callable[[], Tensor]:
+        """A call that reduces the gradient once, and gives the mean as sparse rows or dense."""
+        if name in BASELINES:
+            return lambda: BASELINES[name](self.gradient)
+        if name == "torch-sparse":
+            return self._torch_sparse
+        if name == "torch-dense":
+            table = self.gradient.to_dense()
+            return lambda: self._torch_dense(table)
+        reducer = as_reducer(name)
+        self.states[name] = ReducerState()
+        return lambda: self._commlib(name, reducer)
+
+    def _torch_sparse(self) -> Tensor:
+        total = self.gradient.clone()
+        dist.all_reduce(total)
+        return total / self.num_ranks
+
+    def _torch_dense(self, table: Tensor) -> Tensor:
+        dist.all_reduce(table)
+        return table.div_(self.num_ranks)
+
+    def _commlib(self, name: str, reducer: Reducer) -> Tensor:
+        state, usage = self.states[name], Usage()
+        context = Context(name=name, rank=self.rank, num_ranks=self.num_ranks, link=self.link)
+        protocol = reducer.protocol(SparseGradient(self.gradient), state, context)
+        reduced = self.lane.run(protocol, usage)
+        state.step += 1
+        self.usages[name], self.reduced[name] = usage, reduced
+        rows = reduced.to_rows()
+        return torch.sparse_coo_tensor(
+            rows.indices.unsqueeze(0), rows.values, self.gradient.shape, is_coalesced=True
+        )
+
+    def verified(self, name: str, call: Callable[[], Tensor]) -> bool:
+        """Whether the result is the mean over ranks (for lossy ones: equal on all ranks)."""
+        result = call().to_dense() if name != "torch-dense" else self._fresh_dense()
+        if name == "noop":
+            return bool(torch.isfinite(result).all())
+        if name == "sketch":
+            first = result.clone()
+            dist.broadcast(first, 0)
+            return torch.equal(first, result)
+        exact = self.gradient.double().to_dense()
+        dist.all_reduce(exact)
+        return torch.allclose(result.double(), exact / self.num_ranks, rtol=1e-4, atol=1e-5)
+
+    def _fresh_dense(self) -> Tensor:
+        return self._torch_dense(self.gradient.to_dense())
+
+    def bytes_per_rank(self, name: str) -> float:
+        """Bytes through the busiest rank in one reduction, the larger direction."""
+        if name in BASELINES:
+            return estimate_bytes(name, self.touched)
+        if name in _TORCH_BYTES:
+            return _TORCH_BYTES[name](self.touched)
+        busiest = torch.zeros(1, dtype=torch.float64)
+        usage = self.usages[name]
+        busiest += max(usage.sent_bytes, usage.received_bytes)
+        dist.all_reduce(busiest, op=dist.ReduceOp.MAX)
+        return float(busiest)
+
+
+def measure(
+    shape: Shape, methods: list[str], lane: Any, link: Link, num_rounds: int
+) -> list[dict[str, Any]]:
+    """Verify, then time all methods side by side; the same records on every rank."""
+    bench = Bench(shape, lane, link)
+    calls = {name: bench.candidate(name) for name in methods}
+    verified = {name: bench.verified(name, call) for name, call in calls.items()}
+    timings = interleave_ranks(calls, num_rounds=num_rounds)
+    records, bound = [], bench.touched.bound_bytes
+    for name, timing in timings.items():
+        num_bytes = bench.bytes_per_rank(name)
+        reduced = bench.reduced.get(name)
+        records.append(
+            {
+                "method": name,
+                "median_s": timing.median_s,
+                "p10_s": timing.p10_s,
+                "p90_s": timing.p90_s,
+                "bytes_per_rank": num_bytes,
+                "bytes_over_bound": num_bytes / bound if bound else 0.0,
+                "omega": reduced.omega if reduced else 0.0,
+                "verified": verified[name],
+                "chosen": reduced.reducer if reduced else name,
+                "union": bench.touched.union_rows,
+                "mean_rows": bench.touched.mean_rows,
+                **asdict(shape),
+            }
+        )
+    return records
+
+
+def worker(args: argparse.Namespace) -> None:
+    """One rank: measures the shapes it is given; rank 0 writes the records."""
+    dist.init_process_group("gloo")
+    torch.set_num_threads(1)
+    lane = open_lane("bench", list(range(dist.get_world_size())), timeout_s=120.0)
+    link = probe_link(lane.transport)
+    records = []
+    for fields in json.loads(args.shapes):
+        shape = Shape(**fields)
+        records += measure(shape, args.methods.split(","), lane, link, args.rounds)
+    if dist.get_rank() == 0:
+        about = {"ranks": dist.get_world_size(), "link": args.link, "probed": asdict(link)}
+        Path(args.json).write_text(json.dumps([{**record, **about} for record in records]))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def run(
+    shapes: list[Shape], methods: list[str], ranks: int, link: str, num_rounds: int
+) -> list[dict[str, Any]]:
+    """Launch the ranks on their link and collect what they measured."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "records.json")
+        argv = ["bench.sparse_allreduce", "--worker", "--methods", ",".join(methods)]
+        argv += ["--shapes", json.dumps([asdict(shape) for shape in shapes]), "--link", link]
+        argv += ["--rounds", str(num_rounds), "--json", path]
+        netlab.launch(argv, ranks, link, timeout_s=1800)
+        records: list[dict[str, Any]] = json.loads(Path(path).read_text())
+        return records
+
+
+def show(records: list[dict[str, Any]]) -> None:
+    """One table a shape and link."""
+    table = Table(
+        title="sparse allreduce: {rows} x {dim}, {ranks} ranks, {link}".format(**records[0])
+    )
+    for column in ("method", "ms", "p10", "p90", "MB/rank", "x bound", "x dense", "verified"):
+        table.add_column(column, justify="left" if column == "method" else "right")
+    dense = next((r["median_s"] for r in records if r["method"] == "torch-dense"), None)
+    for r in sorted(records, key=lambda record: record["median_s"]):
+        name = r["method"] + (f" ({r['chosen']})" if r["chosen"] != r["method"] else "")
+        table.add_row(
+            name,
+            *(f"{r[key] * 1e3:.1f}" for key in ("median_s", "p10_s", "p90_s")),
+            f"{r['bytes_per_rank'] / 1e6:.2f}",
+            f"{r['bytes_over_bound']:.2f}",
+            f"{dense / r['median_s']:.1f}" if dense else "",
+            "yes" if r["verified"] else "NO",
+        )
+    Console(width=110).print(table)
+
+
+def sweep(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Density x ranks x link; prints how far auto is from the best fixed choice at each point."""
+    shapes = [
+        Shape(rows=args.sweep_rows, dim=args.sweep_dim, tokens=0, zipf=args.zipf, density=density)
+        for density in DENSITIES
+    ]
+    records = []
+    for ranks in (2, 4):
+        for link in ("none", "10gbit", "1gbit"):
+            records += run(shapes, list(SWEEP_METHODS), ranks, link, args.rounds)
+    table = Table(title="auto against the best fixed reducer")
+    for column in ("ranks", "link", "density", "auto ms", "chose", "best ms", "best", "ratio"):
+        table.add_column(column, justify="right")
+    for point in points(records):
+        table.add_row(*(str(value) for value in point.values()))
+    Console(width=110).print(table)
+    return records
+
+
+def points(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One line a point of the sweep: auto, its choice, and the best of commlib's fixed reducers."""
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for record in records:
+        groups.setdefault((record["ranks"], record["link"], record["density"]), []).append(record)
+    lines = []
+    for (ranks, link, density), group in groups.items():
+        auto = next(record for record in group if record["method"] == "auto")
+        fixed = [r for r in group if r["method"] != "auto" and not r["method"].startswith("torch")]
+        best = min(fixed, key=lambda record: record["median_s"])
+        lines.append(
+            {
+                "ranks": ranks,
+                "link": link,
+                "density": density,
+                "auto_ms": round(auto["median_s"] * 1e3, 2),
+                "chose": auto["chosen"],
+                "best_ms": round(best["median_s"] * 1e3, 2),
+                "best": best["method"],
+                "ratio": round(auto["median_s"] / best["median_s"], 2),
+            }
+        )
+    return lines
+
+
+def plot(records: list[dict[str, Any]], path: str) -> None:
+    """Time against density, one panel a number of ranks and link."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    panels = sorted({(record["ranks"], record["link"]) for record in records})
+    figure, axes = pyplot.subplots(2, 3, figsize=(15, 8), squeeze=False, sharex=True)
+    for axis, (ranks, link) in zip(axes.flat, panels, strict=False):
+        for method in SWEEP_METHODS:
+            line = sorted(
+                (r["density"], r["median_s"] * 1e3)
+                for r in records
+                if (r["ranks"], r["link"], r["method"]) == (ranks, link, method)
+            )
+            style = {"linewidth": 3, "color": "black"} if method == "auto" else {"linewidth": 1.2}
+            axis.loglog(*zip(*line, strict=True), label=method, **style)
+        axis.set_title(f"{ranks} ranks, link {link}")
+        axis.set_xlabel("density S/V")
+        axis.set_ylabel("median ms")
+        axis.grid(alpha=0.3, which="both")
+    axes.flat[0].legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+
+
+def main() -> None:
+    """Runs the benchmark."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--link", default="none", help='"none" or a rate such as "1gbit"')
+    parser.add_argument("--rows", type=int, default=100_000)
+    parser.add_argument("--dim", type=int, default=256)
+    parser.add_argument("--tokens", type=int, default=2048, help="per rank")
+    parser.add_argument("--zipf", type=float, default=1.0)
+    parser.add_argument("--methods", default="all", help=f"all, or some of {','.join(METHODS)}")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--sweep", action="store_true", help="density x ranks x link")
+    parser.add_argument("--sweep-rows", type=int, default=32_768)
+    parser.add_argument("--sweep-dim", type=int, default=128)
+    parser.add_argument("--json", help="file to write")
+    parser.add_argument("--plot", help="picture of the sweep to write")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--shapes", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.worker:
+        worker(args)
+        return
+    if args.sweep:
+        records = sweep(args)
+        if args.plot:
+            plot(records, args.plot)
+    else:
+        methods = list(METHODS) if args.methods == "all" else args.methods.split(",")
+        unknown = sorted(set(methods) - set(METHODS))
+        if unknown:
+            sys.exit(f"--methods names {unknown}; there are {', '.join(METHODS)}")
+        shape = Shape(rows=args.rows, dim=args.dim, tokens=args.tokens, zipf=args.zipf)
+        records = run([shape], methods, args.ranks, args.link, args.rounds)
+        show(records)
+    if args.json:
+        write_json(args.json, records)
+
+
+if __name__ == "__main__":
+    main()
