@@ -1,7 +1,10 @@
 """Timing that peers share fairly: interleaved calls, medians, and the machine in the record.
 
-    round 0:  a b c     Every candidate runs once a round, and the one that goes first rotates, so
-    round 1:  b c a     noise of a shared machine and frequency drift fall on all alike.
+Every candidate runs once a round, and the one that goes first rotates, so noise of a shared machine
+and frequency drift fall on all alike:
+
+    round 0:  a b c
+    round 1:  b c a
     round 2:  c a b
 """
 

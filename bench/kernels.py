@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -144,7 +145,9 @@ def record(case: Case, dtype: str, op: Timing, copy: Timing) -> dict[str, Any]:
     }
 
 
-def measure(dtype: str, sets: list[list[Case]], num_rounds: int) -> list[dict[str, Any]]:
+def measure(
+    dtype: str, sets: list[list[Case]], num_rounds: int, clock: Callable[[], float]
+) -> list[dict[str, Any]]:
     """Times each case beside a copy of the same bytes, alternating between the sets."""
     records = []
     for group in zip(*sets, strict=True):
@@ -158,7 +161,7 @@ def measure(dtype: str, sets: list[list[Case]], num_rounds: int) -> list[dict[st
         def op(step: int, group: tuple[Case, ...] = group) -> object:
             return group[step % NUM_SETS].run()
 
-        times = interleave({"op": op, "copy": copy}, num_rounds=num_rounds)
+        times = interleave({"op": op, "copy": copy}, num_rounds=num_rounds, clock=clock)
         records.append(record(group[0], dtype, times["op"], times["copy"]))
     return records
 
@@ -186,7 +189,14 @@ def main() -> None:
     parser.add_argument("--dtypes", default=",".join(DTYPES), help="such as fp32,bf16")
     parser.add_argument("--dim", type=int, default=DIM, help="elements of a row")
     parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument(
+        "--clock",
+        choices=["wall", "cpu"],
+        default="wall",
+        help="cpu: processor time, for one thread on a machine that others use too",
+    )
     args = parser.parse_args()
+    clock = time.perf_counter if args.clock == "wall" else time.process_time
     verify()
     num_bytes, records = args.mib * 2**20, []
     for threads in (int(t) for t in args.threads.split(",")):
@@ -194,9 +204,9 @@ def main() -> None:
         for name in args.dtypes.split(","):
             for make in (row_cases, sketch_cases):
                 sets = [list(make(DTYPES[name], num_bytes, args.dim, s)) for s in range(NUM_SETS)]
-                records += measure(name, sets, args.rounds)
+                records += measure(name, sets, args.rounds, clock)
         sets = [list(id_cases(num_bytes, s)) for s in range(NUM_SETS)]
-        records += measure("int64", sets, args.rounds)
+        records += measure("int64", sets, args.rounds, clock)
     show(records)
     if args.json:
         write_json(args.json, records)
