@@ -119,6 +119,12 @@ class C10dTransport:
         """Tell the other ranks that this one stopped, and why."""
         self.board.post(text)
 
+    def close(self) -> None:
+        """Give the group's threads and connections back; one that failed keeps what hangs in it."""
+        if self.failed is None:
+            self.failed = CommError("this transport is closed", remedy="register a new hook")
+            del self.group
+
     def wait(self, exchange: Exchange, request: Request) -> None:
         """Wait for an exchange, looking at the board now and then so that a failed peer ends it."""
         deadline = time.monotonic() + self.timeout_s

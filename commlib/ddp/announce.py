@@ -9,7 +9,7 @@ rank without a forward pass (a joined one) announces what its gradient has, in t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, TimeoutError
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -21,6 +21,7 @@ from commlib import ops
 from commlib.collectives.c10d import Usage
 from commlib.collectives.driver import Driver
 from commlib.ddp.tables import Table
+from commlib.errors import CommError
 from commlib.reducers.index import Index, first_slot, index_round
 
 
@@ -72,7 +73,8 @@ class Announcer:
         self._handles: list[RemovableHandle] = [ddp.register_forward_hook(self._after_forward)]
         for name, table in tables.items():
             for module in table.modules:
-                self._handles.append(module.register_forward_hook(self._recorder(name)))
+                watch = _Watch(self, name)
+                self._handles.append(module.register_forward_hook(watch, with_kwargs=True))
 
     def close(self) -> None:
         """Stop watching."""
@@ -97,17 +99,15 @@ class Announcer:
         lookups.ids.clear()
         return future
 
-    def _recorder(self, name: str) -> Callable[[nn.Module, tuple[Tensor, ...], object], None]:
-        def record(module: nn.Module, inputs: tuple[Tensor, ...], output: object) -> None:
-            if torch.is_grad_enabled() and inputs and self._wanted(name):
-                padding = module.padding_idx
-                drop = -1 if padding is None else int(padding)  # type: ignore[arg-type]
-                self._lookups[name].ids.append((inputs[0].detach().clone(), drop))
-
-        return record
+    def record(self, name: str, ids: Tensor, padding: int | None) -> None:
+        """Note ids that were looked up, if their gradient may be reduced."""
+        if torch.is_grad_enabled() and self._wanted(name):
+            drop = -1 if padding is None else padding
+            self._lookups[name].ids.append((ids.detach().clone(), drop))
 
     def _after_forward(self, ddp: nn.Module, inputs: object, output: object) -> None:
-        if torch.is_grad_enabled() and self._ddp.require_backward_grad_sync:
+        # Not in evaluation mode: one rank may evaluate alone, with gradients left on.
+        if ddp.training and torch.is_grad_enabled() and self._ddp.require_backward_grad_sync:
             for name, lookups in self._lookups.items():
                 if self._wanted(name):
                     looked_up = _unique(list(lookups.ids), lookups.table.shape[0])
@@ -118,9 +118,22 @@ class Announcer:
         for name, lookups in self._lookups.items():
             if self._wanted(name) and lookups.future is None:
                 late: Future[Callable[[], Tensor]] = Future()
-                timeout_s = self._lane.transport.timeout_s
                 lookups.late = late
-                lookups.future = self._submit(lookups, _when_given(late, timeout_s))
+                lookups.future = self._submit(lookups, self._when_given(name, late))
+
+    def _when_given(self, name: str, late: Future[Callable[[], Tensor]]) -> Callable[[], Tensor]:
+        def rows() -> Tensor:
+            transport = self._lane.transport
+            try:
+                return late.result(transport.timeout_s)()
+            except TimeoutError:
+                raise CommError(
+                    f"the gradient of {name!r} did not come within {transport.timeout_s:g} s",
+                    rank=transport.rank,
+                    request=f"{name}.announce",
+                ) from None
+
+        return rows
 
     def _submit(self, lookups: _Lookups, ids: Callable[[], Tensor]) -> Future[Announced]:
         name = f"{lookups.table.name}@{lookups.num_rounds}.announce"
@@ -146,6 +159,24 @@ class Announcer:
         return self._lane.submit(name, run)
 
 
+class _Watch:
+    """The forward hook of one embedding; a copied or pickled model takes a dead one along."""
+
+    def __init__(self, announcer: Announcer | None = None, name: str = "") -> None:
+        self._announcer = announcer
+        self._name = name
+
+    def __call__(
+        self, module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], out: object
+    ) -> None:
+        ids = args[0] if args else kwargs.get("input")
+        if self._announcer is not None and ids is not None:
+            self._announcer.record(self._name, ids, module.padding_idx)  # type: ignore[arg-type]
+
+    def __reduce__(self) -> tuple[type[_Watch], tuple[()]]:
+        return _Watch, ()
+
+
 def _unique(ids: list[tuple[Tensor, int]], num_rows: int) -> Callable[[], Tensor]:
     """Sorted unique rows of all lookups, padding left out; computed on the lane's thread."""
 
@@ -154,10 +185,6 @@ def _unique(ids: list[tuple[Tensor, int]], num_rows: int) -> Callable[[], Tensor
         return parts[0] if len(parts) == 1 else torch.cat([_EMPTY, *parts]).unique()
 
     return unique
-
-
-def _when_given(late: Future[Callable[[], Tensor]], timeout_s: float) -> Callable[[], Tensor]:
-    return lambda: late.result(timeout_s)()
 
 
 _EMPTY = torch.empty(0, dtype=torch.int64)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, TimeoutError
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,11 +11,12 @@ from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 
 from commlib import ops
-from commlib.collectives.c10d import Usage
+from commlib.collectives.c10d import C10dTransport, Usage
 from commlib.collectives.requests import AllReduce, Protocol
 from commlib.ddp.announce import Announced
 from commlib.ddp.buckets import DensePart, TablePart, sparse_result, split_bucket
 from commlib.ddp.tables import Table
+from commlib.errors import CommError
 from commlib.reducers.base import Context, Reduced, ReducerState
 from commlib.reducers.gradient import DenseGradient, Gradient, SparseGradient
 from commlib.stats import Record, now_s
@@ -92,7 +93,7 @@ class Jobs:
         table, gradient, announced = task
         state, lane = self._state.reducer_states[table.name], self._state.lanes.data.transport
         usage, start = Usage(), now_s()
-        known = None if announced is None else announced.result(lane.timeout_s)
+        known = None if announced is None else _result(announced, table.name, lane)
         waited = now_s() - start
         context = Context(
             name=table.name,
@@ -159,6 +160,18 @@ class Jobs:
         mean = yield AllReduce(name=name, tensor=sent, op="mean")
         if mean.data_ptr() != flat.data_ptr():
             flat.copy_(mean)
+
+
+def _result(future: Future[Announced], table: str, lane: C10dTransport) -> Announced:
+    """The index round's result; its own lane gives up first, and says better why."""
+    try:
+        return future.result(lane.timeout_s + 5.0)
+    except TimeoutError:
+        raise CommError(
+            f"the index round has not ended within {lane.timeout_s + 5.0:g} s",
+            rank=lane.rank,
+            request=f"{table}.announce",
+        ) from None
 
 
 def _write_back(reduced: Reduced, matrix: Tensor) -> None:

@@ -7,10 +7,13 @@ the same time, and collectives match by order.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import cast
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
 from torch.distributed import distributed_c10d
 
 from commlib.collectives.board import Board
@@ -36,20 +39,27 @@ class Lanes:
         """End the threads and give the groups back."""
         for driver in (self.data, self.index):
             driver.close()
-            if driver.transport.failed is None:
-                dist.destroy_process_group(driver.transport.group)
+            driver.transport.close()
 
 
 def open_lane(lane: str, ranks: list[int], timeout_s: float) -> Driver:
-    """One lane over global `ranks`: a new Gloo group and the driver on it."""
-    group = dist.new_group(
-        ranks,
-        timeout=timedelta(seconds=timeout_s),
-        backend="gloo",
-        use_local_synchronization=True,
-        group_desc=f"commlib.{lane}",
-    )
+    """One lane over global `ranks`: a Gloo group of its own and the driver on it.
+
+    Collective over `ranks` and nobody else. The group is made beside torch's registry, which
+    names groups by how many a rank is in: ranks that are in different numbers of groups, and a
+    group made anew after it was destroyed, would not find each other.
+    """
     store = distributed_c10d._get_default_store()
-    board = Board.open(store, f"{group.group_name}/{lane}", tuple(ranks), group.rank())
-    transport = C10dTransport(group, board, timeout_s)
+    name = f"{lane}/{hashlib.sha1(repr(ranks).encode(), usedforsecurity=False).hexdigest()}"
+    rank = ranks.index(dist.get_rank())
+    # Every rank counts for itself how often it was here; it came here together with the others.
+    name = f"{name}/{store.add(f'commlib/{name}/{rank}', 1)}"
+    group = dist.ProcessGroupGloo(
+        PrefixStore(f"commlib/{name}/gloo/", store),
+        rank,
+        len(ranks),
+        timedelta(seconds=timeout_s),
+    )
+    board = Board.open(store, name, tuple(ranks), rank)
+    transport = C10dTransport(cast(dist.ProcessGroup, group), board, timeout_s)
     return Driver(f"commlib.{lane}", transport)

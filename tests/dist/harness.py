@@ -73,6 +73,7 @@ def run_ranks(
     A rank that raises fails the test with its traceback, unless `may_fail`, which gives a `Died`
     in its place. After `timeout_s` every rank dumps its requests and stacks, and the test fails.
     """
+    __tracebackhide__ = True
     _start_server()
     store = None
     if not store_in_rank_0:
@@ -103,17 +104,11 @@ def run_ranks(
                 process.join()
     for rank in range(num_ranks):
         results.setdefault(rank, Died("hang", "no sign of life", time.monotonic() - start))
-    hung = [
-        r for r, result in results.items() if isinstance(result, Died) and result.kind == "hang"
-    ]
-    failed = [rank for rank, result in results.items() if isinstance(result, Died)]
-    if hung or (failed and not may_fail):
-        shown = hung or failed
-        raise AssertionError(
-            "\n".join(
-                f"--- rank {rank}: {results[rank].kind}\n{results[rank].text}" for rank in shown
-            )
-        )
+    failed = {rank: result for rank, result in results.items() if isinstance(result, Died)}
+    hung = any(result.kind == "hang" for result in failed.values())
+    if failed and (hung or not may_fail):
+        shown = [f"--- rank {rank}: {end.kind}\n{end.text}" for rank, end in failed.items()]
+        raise AssertionError("\n".join(shown))
     return [results[rank] for rank in range(num_ranks)]
 
 
@@ -177,8 +172,8 @@ def _main(
 
 def requests_so_far() -> str:
     """The newest requests of every transport in this process."""
-    transports = [item for item in gc.get_objects() if isinstance(item, C10dTransport)]
-    return "\n".join(f"requests of {lane.group.group_desc}: {lane.log}" for lane in transports)
+    transports = [item for item in gc.get_objects() if type(item) is C10dTransport]
+    return "\n".join(f"requests of {lane.log}" for lane in transports)
 
 
 def _stacks() -> str:
