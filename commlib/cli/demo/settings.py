@@ -35,11 +35,11 @@ class Settings:
     negatives: int = 512
     """Sampled words shared by a batch. More costs time and bytes, and makes the loss less noisy."""
 
-    lr: float = 0.1
+    lr: float = 0.05
     """Adagrad's step size."""
-    lr_ramp_steps: int = 10
+    lr_ramp_steps: int = 20
     """Steps in which the step size grows to `lr`. More starts more gently."""
-    initial_accumulator: float = 1e-5
+    initial_accumulator: float = 1e-6
     """Adagrad's first sum of squares. More damps the first steps."""
 
     eval_every: int = 10

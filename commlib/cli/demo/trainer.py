@@ -172,10 +172,11 @@ class Trainer:
         }
 
     def _read_stats(self) -> dict[str, Any]:
-        """Adds up what commlib's state recorded since the last step."""
+        """Adds up what commlib's state recorded for the tables since the last step."""
         if self.state is None:
             return {}
-        records = list(self.state.stats())
+        tables = {f"{name}.weight" for name in _TABLES}
+        records = [record for record in self.state.stats() if record["parameter"] in tables]
         self.state.clear_stats()
         sums: dict[str, Any] = {
             key: sum(record.get(key) or 0.0 for record in records) for key in _STATS_TIMES
