@@ -58,6 +58,8 @@ def cases(dtype: torch.dtype, n: int = NUM_ROWS) -> Iterator[tuple[str, tuple[An
     yield "sketch_decode", (sketch, every, 5, "mean", 0.5)
     yield "sketch_decode", (sketch, every, 5, "median")
     yield "sketch_peel", (sketch, every, 5)
+    yield "quantize_rows", (x.float(), 6)
+    yield "dequantize_rows", (ops.quantize_rows(x.float(), 6), DIM, 6)
     yield "balanced_owner", (some, 3)
     yield "balanced_row", (owner, within, 3)
 
