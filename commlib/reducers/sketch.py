@@ -58,9 +58,9 @@ class S2(Reducer):
         num_hashes: r; by default 1 for `mean` (more gains nothing there), 3 for the others.
         error_feedback: Keep what a step did not deliver and add it to the next gradient of those
             rows. By default on for `mean`; other decoders cannot have it.
-        wire: Format of a bucket. By default what leaves least error at this ratio: placed, the
-            finest in which every row has a bucket; hashed, int4 and more buckets for `mean`, fp32
-            for the others. "fp32" with `mean` is the paper's sketch.
+        wire: Format of a bucket. By default, placed: the finest in which every row has a bucket
+            of its own; hashed: int8 for `mean`, so four times the buckets, and fp32 for the
+            others. "fp32" with `mean` is the paper's sketch.
 
     Raises:
         ValueError: A ratio that is not positive and finite, an unknown decoder or wire, hashes
@@ -124,7 +124,7 @@ class S2(Reducer):
         if placed:
             fitting = [name for name in _FINEST_FIRST if self.ratio * 32 >= WIRES[name].bits]
             return WIRES[(*fitting, "int4")[0]]
-        return WIRES["int4" if self.decoder == "mean" else "fp32"]
+        return WIRES["int8" if self.decoder == "mean" else "fp32"]
 
     def protocol(
         self, gradient: Gradient, state: ReducerState, context: Context

@@ -42,33 +42,58 @@ COMMLIB_CLONES void to_integers(const float* row, uint8_t* out, float inverse, i
     out[i] = static_cast<uint8_t>(static_cast<int32_t>(round_even(row[i] * inverse)));
 }
 
-COMMLIB_CLONES void from_integers(const uint8_t* in, float* row, float scale, int64_t n,
-                                  int32_t sign_bit) {
-  for (int64_t i = 0; i < n; ++i)
-    row[i] = scale * static_cast<float>((static_cast<int32_t>(in[i]) ^ sign_bit) - sign_bit);
+COMMLIB_CLONES void unpack8(const uint8_t* in, float* row, float scale, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) row[i] = scale * static_cast<float>(static_cast<int8_t>(in[i]));
 }
 
-// `n` integers of kBits bits each, kBits in {4, 6}: eight of them fill kBits bytes.
-template <int kBits>
-void squeeze(const uint8_t* in, uint8_t* out, int64_t n) {
-  constexpr uint64_t kMask = (1u << kBits) - 1;
-  for (int64_t i = 0; i < n; i += 8) {
-    uint64_t word = 0;
-    const int64_t count = std::min<int64_t>(8, n - i);
-    for (int64_t k = 0; k < count; ++k) word |= (in[i + k] & kMask) << (k * kBits);
-    std::memcpy(out + i / 8 * kBits, &word, (count * kBits + 7) / 8);
-  }
+// Two integers of 4 bits a byte, four of 6 bits in three bytes; the last ones, where dim is not a
+// multiple, one by one.
+COMMLIB_CLONES void squeeze4(const uint8_t* in, uint8_t* out, int64_t n) {
+  for (int64_t i = 0; i < n / 2; ++i)
+    out[i] = static_cast<uint8_t>((in[2 * i] & 15) | in[2 * i + 1] << 4);
+  if (n % 2 != 0) out[n / 2] = in[n - 1] & 15;
 }
 
-template <int kBits>
-void spread(const uint8_t* in, uint8_t* out, int64_t n) {
-  constexpr uint64_t kMask = (1u << kBits) - 1;
-  for (int64_t i = 0; i < n; i += 8) {
-    uint64_t word = 0;
-    const int64_t count = std::min<int64_t>(8, n - i);
-    std::memcpy(&word, in + i / 8 * kBits, (count * kBits + 7) / 8);
-    for (int64_t k = 0; k < count; ++k) out[i + k] = (word >> (k * kBits)) & kMask;
+COMMLIB_CLONES void unpack4(const uint8_t* in, float* row, float scale, int64_t n) {
+  for (int64_t i = 0; i < n / 2; ++i) {
+    row[2 * i] = scale * static_cast<float>(((in[i] & 15) ^ 8) - 8);
+    row[2 * i + 1] = scale * static_cast<float>(((in[i] >> 4) ^ 8) - 8);
   }
+  if (n % 2 != 0) row[n - 1] = scale * static_cast<float>(((in[n / 2] & 15) ^ 8) - 8);
+}
+
+inline uint32_t join6(const uint8_t* in, int64_t count) {
+  uint32_t word = 0;
+  for (int64_t k = 0; k < count; ++k) word |= (in[k] & 63u) << (6 * k);
+  return word;
+}
+
+COMMLIB_CLONES void squeeze6(const uint8_t* in, uint8_t* out, int64_t n) {
+  for (int64_t i = 0; i < n / 4; ++i) {
+    const uint32_t word = join6(in + 4 * i, 4);
+    out[3 * i] = static_cast<uint8_t>(word);
+    out[3 * i + 1] = static_cast<uint8_t>(word >> 8);
+    out[3 * i + 2] = static_cast<uint8_t>(word >> 16);
+  }
+  const uint32_t word = join6(in + n / 4 * 4, n % 4);
+  std::memcpy(out + n / 4 * 3, &word, (n % 4 * 6 + 7) / 8);
+}
+
+COMMLIB_CLONES void unpack6(const uint8_t* in, float* row, float scale, int64_t n) {
+  const auto value = [scale](int32_t integer) {
+    return scale * static_cast<float>(((integer & 63) ^ 32) - 32);
+  };
+  for (int64_t i = 0; i < n / 4; ++i) {
+    const int32_t word = in[3 * i] | in[3 * i + 1] << 8 | in[3 * i + 2] << 16;
+    row[4 * i] = value(word);
+    row[4 * i + 1] = value(word >> 6);
+    row[4 * i + 2] = value(word >> 12);
+    row[4 * i + 3] = value(word >> 18);
+  }
+  uint32_t word = 0;
+  std::memcpy(&word, in + n / 4 * 3, (n % 4 * 6 + 7) / 8);
+  for (int64_t k = 0; k < n % 4; ++k)
+    row[n / 4 * 4 + k] = value(static_cast<int32_t>(word >> 6 * k));
 }
 
 void pack_row(const float* row, uint8_t* out, float inverse, int64_t dim, int64_t bits) {
@@ -77,18 +102,12 @@ void pack_row(const float* row, uint8_t* out, float inverse, int64_t dim, int64_
   for (int64_t i = 0; i < dim; i += kPackBlock) {
     const int64_t count = std::min(kPackBlock, dim - i);
     to_integers(row + i, block, inverse, count);
-    (bits == 6 ? squeeze<6> : squeeze<4>)(block, out + i * bits / 8, count);
+    (bits == 6 ? squeeze6 : squeeze4)(block, out + i * bits / 8, count);
   }
 }
 
 void unpack_row(const uint8_t* in, float* row, float scale, int64_t dim, int64_t bits) {
-  if (bits == 8) return from_integers(in, row, scale, dim, 128);
-  uint8_t block[kPackBlock];
-  for (int64_t i = 0; i < dim; i += kPackBlock) {
-    const int64_t count = std::min(kPackBlock, dim - i);
-    (bits == 6 ? spread<6> : spread<4>)(in + i * bits / 8, block, count);
-    from_integers(block, row + i, scale, count, 1 << (bits - 1));
-  }
+  (bits == 8 ? unpack8 : bits == 6 ? unpack6 : unpack4)(in, row, scale, dim);
 }
 
 void check_bits(int64_t bits) {
