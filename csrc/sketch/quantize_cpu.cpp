@@ -110,6 +110,13 @@ void unpack_row(const uint8_t* in, float* row, float scale, int64_t dim, int64_t
   (bits == 8 ? unpack8 : bits == 6 ? unpack6 : unpack4)(in, row, scale, dim);
 }
 
+// One step; never so large that the largest integer decodes to infinity.
+float scale_of(float largest, float most) {
+  if (!std::isfinite(largest)) return std::numeric_limits<float>::quiet_NaN();
+  const float scale = largest / most;
+  return std::isfinite(scale * most) ? scale : std::nextafter(scale, 0.f);
+}
+
 void check_bits(int64_t bits) {
   COMMLIB_CHECK(bits == 8 || bits == 6 || bits == 4, "ValueError", "bits = ", bits,
                 " must be 8, 6 or 4");
@@ -130,9 +137,7 @@ Tensor quantize_rows(const Tensor& values, int64_t bits) {
       const float* row = in + r * dim;
       uint8_t* to = out + r * width;
       std::memset(to, 0, width);
-      const float largest = peak(row, dim);
-      const float scale =
-          std::isfinite(largest) ? largest / most : std::numeric_limits<float>::quiet_NaN();
+      const float scale = scale_of(peak(row, dim), most);
       std::memcpy(to, &scale, 4);
       const float inverse = 1.f / scale;
       if (!std::isfinite(inverse)) continue;  // zero, too small to divide by, or not finite

@@ -1,4 +1,4 @@
-"""Rows in few bits: against a twin in Python integers, closed cases, and the error they may make."""
+"""Rows in few bits: a twin in Python integers, closed cases, and the error allowed."""
 
 import struct
 
