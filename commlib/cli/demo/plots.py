@@ -121,7 +121,15 @@ def split_by_method(summaries: Sequence[Summary]) -> str:
         axes.grid(axis="y", visible=False)
         axes.tick_params(axis="y", length=0)
         axes.spines["left"].set_visible(False)
-        figure.legend(frameon=False, ncols=len(SPLIT), loc="outside lower center", fontsize=9.5)
+        figure.legend(
+            frameon=False,
+            ncols=len(SPLIT),
+            loc="outside lower center",
+            fontsize=9,
+            handlelength=0.9,
+            handletextpad=0.4,
+            columnspacing=1.0,
+        )
         return _svg(figure)
 
 
