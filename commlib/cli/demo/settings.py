@@ -47,7 +47,7 @@ class Settings:
     eval_tokens: int = 2_048
     """Words validated, shared among the ranks, against the whole vocabulary."""
 
-    sketch_ratio: float = 0.25
+    sketch_ratio: float = 0.19
     """Size of the S2 sketch relative to the gradient rows it holds. Less sends fewer bytes."""
 
     def to_json(self) -> str:
