@@ -197,7 +197,7 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 
 def same_everywhere(tensor: torch.Tensor) -> bool:
     """H2: whether all ranks of the default group hold the same bits."""
-    mine = bits(tensor).contiguous()
+    mine = bits(tensor).view(-1).view(torch.uint8)
     theirs = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(theirs, mine)
     return all(torch.equal(mine, other) for other in theirs)

@@ -1,5 +1,7 @@
 """DDP with the hook equals DDP without it, whatever DDP is asked to do."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -31,7 +33,7 @@ EXACT = [None, "dense", "allgather", "union", "balanced", "minimal"]
 def every_reducer(rank, n):
     for sparse in (False, True):
         for reducer in EXACT if n < 4 else ("minimal", "balanced"):
-            state = side_by_side(rank, n, lambda: Words(sparse), reducer)  # noqa: B023
+            state = side_by_side(rank, n, partial(Words, sparse), reducer)
             ran = counts(state, "words.weight")
             assert len(ran) == 4
             assert reducer is None or set(ran) == {reducer}
@@ -55,7 +57,7 @@ def ddp_options(rank, n):
     ]
     for option in options:
         for sparse in (False, True):
-            side_by_side(rank, n, lambda: Words(sparse), ddp_options=option).close()  # noqa: B023
+            side_by_side(rank, n, partial(Words, sparse), ddp_options=option).close()
 
 
 @pytest.mark.parametrize("n", [2, 3])
@@ -67,7 +69,7 @@ def unused(rank, n, sparse):
     state = side_by_side(
         rank,
         n,
-        lambda: Sometimes(sparse),
+        partial(Sometimes, sparse),
         "minimal",
         ddp_options={"find_unused_parameters": True},
         steps=5,
@@ -92,9 +94,9 @@ def other_models(rank, n):
     assert state.reducer_states["words.weight"].announce
     state.close()
     # Each rank shrinks the rows that it looks up itself, with DDP alone as well.
-    side_by_side(rank, n, lambda: Words(max_norm=1.0), exact=False, replicas=False).close()
-    side_by_side(rank, n, lambda: Words(padding_idx=3)).close()
-    side_by_side(rank, n, lambda: Words(scale_grad_by_freq=True)).close()
+    side_by_side(rank, n, partial(Words, max_norm=1.0), exact=False, replicas=False).close()
+    side_by_side(rank, n, partial(Words, padding_idx=3)).close()
+    side_by_side(rank, n, partial(Words, scale_grad_by_freq=True)).close()
 
 
 @pytest.mark.parametrize("n", [2, 3])
@@ -108,12 +110,12 @@ def bags(rank, n):
             if mode == "max" and sparse:
                 continue
             for last in (False, True):
-                side_by_side(rank, n, lambda: Bag(mode, sparse, last=last), "minimal").close()  # noqa: B023
+                side_by_side(rank, n, partial(Bag, mode, sparse, last=last), "minimal").close()
     for sparse in (False, True):
         side_by_side(
-            rank, n, lambda: Bag("sum", sparse, weighted=True), "minimal", exact=not sparse
-        ).close()  # noqa: B023
-        side_by_side(rank, n, lambda: Bag("mean", sparse, padding_idx=1), "minimal").close()  # noqa: B023
+            rank, n, partial(Bag, "sum", sparse, weighted=True), "minimal", exact=not sparse
+        ).close()
+        side_by_side(rank, n, partial(Bag, "mean", sparse, padding_idx=1), "minimal").close()
 
 
 @pytest.mark.parametrize("n", [2])
@@ -153,16 +155,16 @@ def ways_to_step(rank, n):
             state = side_by_side(
                 rank,
                 n,
-                lambda: Words(sparse),
+                partial(Words, sparse),
                 "minimal",
                 step_fn=step_fn,
                 exact=n <= 2 and not sparse,
-            )  # noqa: B023
+            )
             assert state.reducer_states["words.weight"].announce, step_fn
             state.close()
         side_by_side(
-            rank, n, lambda: Words(sparse), step_fn=accumulate, exact=n <= 2 and not sparse
-        ).close()  # noqa: B023
+            rank, n, partial(Words, sparse), step_fn=accumulate, exact=n <= 2 and not sparse
+        ).close()
 
 
 @pytest.mark.parametrize("n", [2, 3])
@@ -187,7 +189,7 @@ class Checkpointed(Words):
 
 def checkpointing(rank, n):
     for reentrant in (False, True):
-        side_by_side(rank, n, lambda: Checkpointed(reentrant), "minimal").close()  # noqa: B023
+        side_by_side(rank, n, partial(Checkpointed, reentrant), "minimal").close()
 
 
 def test_gradient_checkpointing():
