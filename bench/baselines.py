@@ -9,8 +9,7 @@ All wait for their end in the hook, as the authors' do. They start from coalesce
 spares them the authors' scan of the dense gradient: they are measured at their best.
 """
 
-from __future__ import annotations
-
+# No `from __future__ import annotations` here: DDP compares the hook's annotations as objects.
 from collections.abc import Callable
 
 import torch

@@ -487,8 +487,8 @@ def quantize_rows(values: Tensor, bits: int) -> Tensor:
         bits: 8 (integers up to 127), 6 (up to 31) or 4 (up to 7).
 
     Returns:
-        uint8 ``[R, packed_bytes(D, bits)]``. Each element is off by half a step at most; a step is
-        the row's largest absolute value over that integer.
+        uint8 ``[R, packed_bytes(D, bits)]``. What is rounded is the square root of an element
+        over the row's largest, so small elements keep a relative precision too.
 
     Raises:
         ValueError: another number of bits, or ``values`` is not two-dimensional.

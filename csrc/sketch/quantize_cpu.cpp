@@ -37,13 +37,21 @@ COMMLIB_CLONES float peak(const float* row, int64_t dim) {
 // Integers of one block of elements, as bytes; a block is packed while it is in L1.
 constexpr int64_t kPackBlock = 256;
 
-COMMLIB_CLONES void to_integers(const float* row, uint8_t* out, float inverse, int64_t n) {
-  for (int64_t i = 0; i < n; ++i)
-    out[i] = static_cast<uint8_t>(static_cast<int32_t>(round_even(row[i] * inverse)));
+COMMLIB_CLONES void to_integers(const float* row, uint8_t* out, float inverse, float most,
+                                int64_t n) {
+  for (int64_t i = 0; i < n; ++i) {
+    const float root = std::sqrt(std::fabs(row[i]) * inverse) * most;
+    out[i] = static_cast<uint8_t>(static_cast<int32_t>(round_even(std::copysign(root, row[i]))));
+  }
+}
+
+inline float square(float scale, int32_t integer) {
+  const float q = static_cast<float>(integer);
+  return scale * (q * std::fabs(q));
 }
 
 COMMLIB_CLONES void unpack8(const uint8_t* in, float* row, float scale, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) row[i] = scale * static_cast<float>(static_cast<int8_t>(in[i]));
+  for (int64_t i = 0; i < n; ++i) row[i] = square(scale, static_cast<int8_t>(in[i]));
 }
 
 // Two integers of 4 bits a byte, four of 6 bits in three bytes; the last ones, where dim is not a
@@ -56,10 +64,10 @@ COMMLIB_CLONES void squeeze4(const uint8_t* in, uint8_t* out, int64_t n) {
 
 COMMLIB_CLONES void unpack4(const uint8_t* in, float* row, float scale, int64_t n) {
   for (int64_t i = 0; i < n / 2; ++i) {
-    row[2 * i] = scale * static_cast<float>(((in[i] & 15) ^ 8) - 8);
-    row[2 * i + 1] = scale * static_cast<float>(((in[i] >> 4) ^ 8) - 8);
+    row[2 * i] = square(scale, ((in[i] & 15) ^ 8) - 8);
+    row[2 * i + 1] = square(scale, ((in[i] >> 4) ^ 8) - 8);
   }
-  if (n % 2 != 0) row[n - 1] = scale * static_cast<float>(((in[n / 2] & 15) ^ 8) - 8);
+  if (n % 2 != 0) row[n - 1] = square(scale, ((in[n / 2] & 15) ^ 8) - 8);
 }
 
 inline uint32_t join6(const uint8_t* in, int64_t count) {
@@ -80,9 +88,7 @@ COMMLIB_CLONES void squeeze6(const uint8_t* in, uint8_t* out, int64_t n) {
 }
 
 COMMLIB_CLONES void unpack6(const uint8_t* in, float* row, float scale, int64_t n) {
-  const auto value = [scale](int32_t integer) {
-    return scale * static_cast<float>(((integer & 63) ^ 32) - 32);
-  };
+  const auto value = [scale](int32_t integer) { return square(scale, ((integer & 63) ^ 32) - 32); };
   for (int64_t i = 0; i < n / 4; ++i) {
     const int32_t word = in[3 * i] | in[3 * i + 1] << 8 | in[3 * i + 2] << 16;
     row[4 * i] = value(word);
@@ -96,12 +102,13 @@ COMMLIB_CLONES void unpack6(const uint8_t* in, float* row, float scale, int64_t 
     row[n / 4 * 4 + k] = value(static_cast<int32_t>(word >> 6 * k));
 }
 
-void pack_row(const float* row, uint8_t* out, float inverse, int64_t dim, int64_t bits) {
-  if (bits == 8) return to_integers(row, out, inverse, dim);
+void pack_row(const float* row, uint8_t* out, float inverse, float most, int64_t dim,
+              int64_t bits) {
+  if (bits == 8) return to_integers(row, out, inverse, most, dim);
   uint8_t block[kPackBlock];
   for (int64_t i = 0; i < dim; i += kPackBlock) {
     const int64_t count = std::min(kPackBlock, dim - i);
-    to_integers(row + i, block, inverse, count);
+    to_integers(row + i, block, inverse, most, count);
     (bits == 6 ? squeeze6 : squeeze4)(block, out + i * bits / 8, count);
   }
 }
@@ -110,11 +117,11 @@ void unpack_row(const uint8_t* in, float* row, float scale, int64_t dim, int64_t
   (bits == 8 ? unpack8 : bits == 6 ? unpack6 : unpack4)(in, row, scale, dim);
 }
 
-// One step; never so large that the largest integer decodes to infinity.
+// What q |q| is multiplied with; never so large that the largest integer decodes to infinity.
 float scale_of(float largest, float most) {
   if (!std::isfinite(largest)) return std::numeric_limits<float>::quiet_NaN();
-  const float scale = largest / most;
-  return std::isfinite(scale * most) ? scale : std::nextafter(scale, 0.f);
+  const float scale = largest / (most * most);
+  return std::isfinite(scale * (most * most)) ? scale : std::nextafter(scale, 0.f);
 }
 
 void check_bits(int64_t bits) {
@@ -137,11 +144,12 @@ Tensor quantize_rows(const Tensor& values, int64_t bits) {
       const float* row = in + r * dim;
       uint8_t* to = out + r * width;
       std::memset(to, 0, width);
-      const float scale = scale_of(peak(row, dim), most);
+      const float largest = peak(row, dim), scale = scale_of(largest, most);
       std::memcpy(to, &scale, 4);
-      const float inverse = 1.f / scale;
-      if (!std::isfinite(inverse)) continue;  // zero, too small to divide by, or not finite
-      pack_row(row, to + 4, inverse, dim, bits);
+      const float inverse = 1.f / largest;
+      if (!(std::isfinite(inverse) && scale > 0.f))
+        continue;  // zero, too small to divide by, or not finite
+      pack_row(row, to + 4, inverse, most, dim, bits);
     }
   });
   return packed;
