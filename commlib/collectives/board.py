@@ -23,6 +23,7 @@ class Board:
     store: Store | None
     ranks: tuple[int, ...]
     rank: int
+    posted: bool = False
 
     @classmethod
     def open(cls, store: Store | None, name: str, ranks: tuple[int, ...], rank: int) -> Board:
@@ -30,9 +31,13 @@ class Board:
         return cls(None if store is None else PrefixStore(f"commlib/{name}/", store), ranks, rank)
 
     def post(self, text: str) -> None:
-        """Say why this rank stopped. Never raises: the store may be gone with its rank."""
-        if self.store is None:
+        """Say why this rank stopped; the first reason stands.
+
+        Never raises: the store may be gone with its rank.
+        """
+        if self.store is None or self.posted:
             return
+        self.posted = True
         try:
             self.store.set(str(self.rank), text)
         except RuntimeError:

@@ -33,6 +33,7 @@ from commlib.errors import CommError
 RING_BYTES = 1 << 20
 _POLL_S = 0.5
 _ROLL_CALL_S = 2.0
+_LOST = "lost its peers in"
 _RING_OPS: dict[str, Any] = {
     "sum": dist.ReduceOp.SUM,
     "mean": dist.ReduceOp.SUM,
@@ -111,7 +112,7 @@ class C10dTransport:
         except CommError:
             raise
         except RuntimeError as error:
-            raise self._lost(batch[0], error) from error
+            raise self._lost(batch[0], str(error)) from error
         self.log = [*self.log[-63:], *(request.name for request in batch)]
         return answers if isinstance(yielded, tuple) else answers[0]
 
@@ -129,29 +130,30 @@ class C10dTransport:
         """Wait for an exchange, looking at the board now and then so that a failed peer ends it."""
         deadline = time.monotonic() + self.timeout_s
         while exchange.gate is not None and not _done(exchange.gate):
-            posts = self.board.read()
-            if posts:
-                peer, text = next(iter(posts.items()))
-                raise self._broken(f"rank {peer} failed: {text}", request)
+            if self.board.read():
+                raise self._lost(request, "they lost others")
             if time.monotonic() > deadline:
-                self.fail(f"no answer to '{request.name}' within {self.timeout_s:g} s")
-                silent = self.board.missing(_ROLL_CALL_S)
-                who = f"; no sign of ranks {silent}" if silent else ""
-                raise self._broken(f"no answer within {self.timeout_s:g} s{who}", request)
+                raise self._lost(request, f"no answer within {self.timeout_s:g} s")
         for work in exchange.direct:
             work.wait(timedelta(seconds=self.timeout_s))
 
-    def _lost(self, request: Request, error: RuntimeError) -> CommError:
-        posts = self.board.read()
-        if not posts:
-            self.fail(f"lost its peers in '{request.name}'")
+    def _lost(self, request: Request, why: str) -> CommError:
+        """Find out whose fault it is: a rank that says so, else those that say nothing any more."""
+        reasons = self._reasons()
+        if not reasons:
+            self.fail(f"{_LOST} '{request.name}': {why}")
             silent = self.board.missing(_ROLL_CALL_S)
-            posts = {r: t for r, t in self.board.read().items() if not t.startswith("lost its")}
-            if silent and not posts:
-                return self._broken(f"rank {silent[0]} is gone ({error})", request)
-        for peer, text in posts.items():
+            reasons = self._reasons()
+            if silent and not reasons:
+                who = f"rank {silent[0]} is" if len(silent) == 1 else f"ranks {silent} are"
+                return self._broken(f"{who} gone or stuck ({why})", request)
+        for peer, text in reasons.items():
             return self._broken(f"rank {peer} failed: {text}", request)
-        return self._broken(f"the connection broke ({error})", request)
+        return self._broken(f"the connection broke ({why})", request)
+
+    def _reasons(self) -> dict[int, str]:
+        """What other ranks say of themselves, not of their peers."""
+        return {r: text for r, text in self.board.read().items() if not text.startswith(_LOST)}
 
     def _broken(self, reason: str, request: Request) -> CommError:
         self.failed = CommError(reason, rank=self.rank, request=request.name)

@@ -8,20 +8,33 @@ from typing import Any
 import torch.distributed as dist
 
 
-def check_agreement(facts: Mapping[str, Any], group: dist.ProcessGroup) -> None:
+def check_agreement(
+    facts: Mapping[str, Any], group: dist.ProcessGroup, mistake: Exception | None = None
+) -> None:
     """Compare `facts` over the ranks of `group`; collective.
 
     Args:
         facts: What must be equal, by a name that the user knows it by.
         group: The process group.
+        mistake: What this rank found wrong by itself. It is raised only after the others know, who
+            would else wait for a rank that gave up.
 
     Raises:
-        ValueError: Some fact differs; names it, its values and their ranks.
+        ValueError: Some fact differs; names it, its values and their ranks. Or another rank found
+            a mistake; repeats it.
+        Exception: `mistake`, where given.
 
     Source: ours (grace #7 is the failure it prevents).
     """
-    everyone: list[Any] = [None] * group.size()
-    dist.all_gather_object(everyone, dict(facts), group=group)
+    told: list[Any] = [None] * group.size()
+    text = None if mistake is None else f"{type(mistake).__name__}: {mistake}"
+    dist.all_gather_object(told, (dict(facts), text), group=group)
+    if mistake is not None:
+        raise mistake
+    for rank, (_, theirs) in enumerate(told):
+        if theirs is not None:
+            raise ValueError(f"rank {rank} of the group refused its arguments: {theirs}")
+    everyone: list[dict[str, Any]] = [theirs for theirs, _ in told]
     for fact in {fact: None for theirs in everyone for fact in theirs}:
         values: dict[str, list[int]] = {}
         for rank, theirs in enumerate(everyone):

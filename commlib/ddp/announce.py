@@ -51,7 +51,7 @@ class Announcer:
     Args:
         ddp: The DDP instance.
         lane: The index lane.
-        tables: The tables to announce, in the order that every rank uses.
+        tables: The tables, in the order that every rank uses; announced are those with modules.
         wanted: Whether a table's announcements are still in use; the same on every rank.
 
     Source: ours.
@@ -68,7 +68,9 @@ class Announcer:
         self._lane = lane
         self._wanted = wanted
         self._lookups = {
-            name: _Lookups(table, first_slot(table.shape[0])) for name, table in tables.items()
+            name: _Lookups(table, first_slot(table.shape[0]))
+            for name, table in tables.items()
+            if table.modules
         }
         self._handles: list[RemovableHandle] = [ddp.register_forward_hook(self._after_forward)]
         for name, table in tables.items():

@@ -78,6 +78,7 @@ class DensityWatch:
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> dict[str, Table]:
         """Go on where another watch was; gives the tables that it had found."""
-        self._seen = {name: list(seen) for name, seen in state_dict["seen"].items()}
+        seen = state_dict["seen"]
+        self._seen = {name: list(seen[name]) for name in self._shapes if name in seen}
         self._found = list(state_dict["found"])
         return {name: Table(name, self._shapes[name]) for name in self._found}

@@ -20,6 +20,9 @@ from commlib.collectives.board import Board
 from commlib.collectives.c10d import C10dTransport
 from commlib.collectives.driver import Driver
 
+# Gloo gives up this much later than the transport, whose error says more.
+_MARGIN_S = 5.0
+
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
@@ -32,8 +35,9 @@ class Lanes:
     def open(cls, group: dist.ProcessGroup, timeout_s: float) -> Lanes:
         """Make both lanes over the ranks of `group`; collective over them."""
         ranks = dist.get_process_group_ranks(group)
-        drivers = [open_lane(lane, ranks, timeout_s) for lane in ("data", "index")]
-        return cls(*drivers)
+        data = open_lane("data", ranks, timeout_s)
+        # One board: a rank that failed in one lane will not come to the other.
+        return cls(data, open_lane("index", ranks, timeout_s, data.transport.board))
 
     def close(self) -> None:
         """End the threads and give the groups back."""
@@ -42,7 +46,7 @@ class Lanes:
             driver.transport.close()
 
 
-def open_lane(lane: str, ranks: list[int], timeout_s: float) -> Driver:
+def open_lane(lane: str, ranks: list[int], timeout_s: float, board: Board | None = None) -> Driver:
     """One lane over global `ranks`: a Gloo group of its own and the driver on it.
 
     Collective over `ranks` and nobody else. The group is made beside torch's registry, which
@@ -58,8 +62,8 @@ def open_lane(lane: str, ranks: list[int], timeout_s: float) -> Driver:
         PrefixStore(f"commlib/{name}/gloo/", store),
         rank,
         len(ranks),
-        timedelta(seconds=timeout_s),
+        timedelta(seconds=timeout_s + _MARGIN_S),
     )
-    board = Board.open(store, name, tuple(ranks), rank)
+    board = board or Board.open(store, name, tuple(ranks), rank)
     transport = C10dTransport(cast(dist.ProcessGroup, group), board, timeout_s)
     return Driver(f"commlib.{lane}", transport)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,8 +53,11 @@ class Options:
             raise ValueError(f"dense = {self.dense!r} must be 'fp16', 'bf16' or None")
         if self.link is not None and not isinstance(self.link, Link):
             raise TypeError(f"link = {self.link!r} must be a commlib.topology.Link or None")
-        if not self.timeout_s > 0:
-            raise ValueError(f"timeout_s = {self.timeout_s} must be a number of seconds > 0")
+        if not isinstance(self.find_sparse, bool):
+            raise TypeError(f"find_sparse = {self.find_sparse!r} must be True or False")
+        number = isinstance(self.timeout_s, (int, float))
+        if not (number and math.isfinite(self.timeout_s) and self.timeout_s > 0):
+            raise ValueError(f"timeout_s = {self.timeout_s!r} must be a number of seconds > 0")
 
 
 class State:
@@ -69,7 +73,8 @@ class State:
         dense: Send all other gradients as "fp16" or "bf16" (sums are fp32).
         find_sparse: See whether other large parameters have mostly zero rows, and reduce those
             by rows from the fourth step on.
-        link: `commlib.topology.Link`; None measures it at once (about 0.1 s), where needed.
+        link: `commlib.topology.Link`; None measures it at once (about 0.1 s), where needed, and
+            takes the default under `torch.use_deterministic_algorithms`.
         timeout_s: Longest wait for one request before a CommError.
         trace: Path of a Chrome trace, written by `write_trace`, `close` or at exit.
 
@@ -93,19 +98,24 @@ class State:
         trace: str | Path | None = None,
     ) -> None:
         group = _group_of(ddp)
-        self.options = Options(
-            reducer=as_reducer(reducer),
-            tables=(tables,) if isinstance(tables, str) else tuple(tables),
-            dense=dense,
-            find_sparse=find_sparse,
-            link=link,
-            timeout_s=timeout_s,
-        )
-        named = dict(ddp.module.named_parameters())
-        self.tables = find_tables(ddp.module, self.options.tables)
-        check_agreement(_facts(self.options, named, self.tables), group)
         self.rank, self.num_ranks = group.rank(), group.size()
-        self.recorder = Recorder(self.rank, trace)
+        named = dict(ddp.module.named_parameters())
+        try:
+            _check_devices(named)
+            self.options = Options(
+                reducer=as_reducer(reducer),
+                tables=(tables,) if isinstance(tables, str) else tuple(tables),
+                dense=dense,
+                find_sparse=find_sparse,
+                link=link,
+                timeout_s=timeout_s,
+            )
+            self.tables = find_tables(ddp.module, self.options.tables)
+            self.recorder = Recorder(self.rank, trace)
+        except (ValueError, TypeError) as mistake:
+            check_agreement({}, group, mistake)
+            raise
+        check_agreement(_facts(self.options, named, self.tables), group)
         self.reducer_states = {name: ReducerState() for name in self.tables}
         self.lanes = Lanes.open(group, timeout_s)
         self.link = link or self._probe()
@@ -122,7 +132,8 @@ class State:
         atexit.register(self.write_trace)
 
     def _probe(self) -> Link:
-        if self.options.reducer.name != "auto":
+        # A measured link may lead to other choices, so to other roundings, in the next run.
+        if self.options.reducer.name != "auto" or torch.are_deterministic_algorithms_enabled():
             return Link()
         return probe_link(self.lanes.data.transport)
 
@@ -243,14 +254,17 @@ def _group_of(ddp: DistributedDataParallel) -> dist.ProcessGroup:
         raise TypeError(
             f"ddp = {type(ddp).__name__} must be a DistributedDataParallel: wrap the model first"
         )
-    for name, parameter in ddp.module.named_parameters():
+    group: dist.ProcessGroup = ddp.process_group
+    return group
+
+
+def _check_devices(named: Mapping[str, torch.nn.Parameter]) -> None:
+    for name, parameter in named.items():
         if parameter.device.type != "cpu":
             raise ValueError(
                 f"parameter {name!r} is on {parameter.device}: the kernels built here are for the"
                 " CPU; move the model there, or leave this hook out"
             )
-    group: dist.ProcessGroup = ddp.process_group
-    return group
 
 
 def _facts(

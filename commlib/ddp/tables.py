@@ -36,7 +36,8 @@ def find_tables(module: nn.Module, named: Iterable[str] = ()) -> dict[str, Table
     """Weights that only `nn.Embedding` and `nn.EmbeddingBag` own, and those in `named`.
 
     A weight that another module shares (a tied output layer) has a dense gradient and is left out,
-    unless named. Frozen weights are left out.
+    unless named or sparse=True; who else looks it up is not known then, so it is not announced.
+    Frozen weights are left out.
 
     Args:
         module: The unwrapped model.
@@ -61,8 +62,12 @@ def find_tables(module: nn.Module, named: Iterable[str] = ()) -> dict[str, Table
             if isinstance(owner, (nn.Embedding, nn.EmbeddingBag))
         ]
         only_embeddings = len(embeddings) == len(owners.get(id(parameter), ())) > 0
-        if only_embeddings and parameter.requires_grad and parameter.dtype in FLOAT_DTYPES:
+        if not (parameter.requires_grad and parameter.dtype in FLOAT_DTYPES):
+            continue
+        if only_embeddings:
             tables[name] = Table(name, matrix_shape(parameter), tuple(embeddings))
+        elif any(embedding.sparse for embedding in embeddings):
+            tables[name] = Table(name, matrix_shape(parameter))
     for name in named:
         if name not in parameters:
             close = [known for known in parameters if known.endswith(name.split(".")[-1])]

@@ -199,13 +199,13 @@ class S2(Reducer):
         state.union = len(union)
         collisions = buckets.omega(len(union))
         shrink = 1.0 / (1.0 + collisions) if self.feeds_back else 1.0
-        values = buckets.decode(coded.total, union, shrink)
+        out = buckets.decode(coded.total, union, shrink).to(rows.values.dtype)
         if self.feeds_back:
             share = buckets.decode(coded.share, union, shrink)
-            feedback.keep(union, share, values, context.scale)
+            feedback.keep(union, share, out, context.scale)
         return Reduced(
             self.name,
-            rows=SparseRows(union, values.to(rows.values.dtype), rows.num_rows),
+            rows=SparseRows(union, out, rows.num_rows),
             local_rows=len(rows.indices),
             omega=collisions + wire.omega,
         )

@@ -111,6 +111,18 @@ class ByKeyword(Words):
         return self.linear(self.words(input=ids)).square().mean() + 0 * self.kinds(ids % 4).sum()
 
 
+class Hidden(nn.Module):
+    """A table that no module names: 2048 x 64, of which few rows are used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(2048, 64))
+        self.full = nn.Parameter(torch.randn(2048, 64))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.table[ids].square().mean() + (self.full * self.full).sum() * 1e-3
+
+
 def batches(rank: int, steps: int, high: int = V, low: int = 0) -> Iterator[Tensor]:
     """Ids unlike those of other ranks, from a fixed seed."""
     generator = torch.Generator().manual_seed(17 + rank)

@@ -14,6 +14,7 @@ from tests.dist.models import (
     Bag,
     ByKeyword,
     D,
+    Hidden,
     Outside,
     Sometimes,
     Tied,
@@ -252,18 +253,6 @@ def dense_wires(rank, n):
 
 def test_dense_wire():
     run_ranks(2, dense_wires)
-
-
-class Hidden(nn.Module):
-    """A table that no module names: 2048 x 64, of which few rows are used."""
-
-    def __init__(self):
-        super().__init__()
-        self.table = nn.Parameter(torch.randn(2048, 64))
-        self.full = nn.Parameter(torch.randn(2048, 64))
-
-    def forward(self, ids):
-        return self.table[ids].square().mean() + (self.full * self.full).sum() * 1e-3
 
 
 def density(rank, n):
