@@ -10,8 +10,7 @@
 formula.
 """
 
-from __future__ import annotations
-
+# No `from __future__ import annotations` here: DDP compares a hook's annotations as objects.
 import argparse
 import importlib
 import json
@@ -54,6 +53,8 @@ def methods() -> dict[str, Method]:
     torch_hooks = (
         Method("fp16", "DDP, fp16 hook", False, _attach_fp16, lambda t: dense_bytes(t) / 2),
         # The hook issues collectives from callbacks, which Gloo runs in any order: one bucket only.
+        # What would free communication give? Ranks drift apart: for the step time only.
+        Method("noop", "no communication", True, _attach_noop, lambda t: 0.0),
         Method("powersgd", "DDP, PowerSGD hook", False, _attach_powersgd, powersgd_bytes, 4_096),
     )
     named = {method.name: method for method in torch_hooks}
@@ -65,6 +66,16 @@ def powersgd_bytes(touched: Touched, element_bytes: int = 4) -> float:
     num_ranks = touched.num_ranks
     factors = touched.num_rows * element_bytes + touched.row_bytes
     return 2 * (num_ranks - 1) / num_ranks * factors * POWERSGD_RANK
+
+
+def _attach_noop(ddp: DistributedDataParallel, settings: Settings) -> None:
+    ddp.register_comm_hook(None, _noop)
+
+
+def _noop(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    done.set_result(bucket.buffer())
+    return done
 
 
 def _attach_fp16(ddp: DistributedDataParallel, settings: Settings) -> None:

@@ -1,10 +1,12 @@
-"""One job a bucket: reduces its tables and its dense stretches on the data lane."""
+"""Turns a bucket into jobs: its tables on the data lane, what lies between on the dense lane."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, TimeoutError
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,12 +27,13 @@ from commlib.topology.link import Workload
 if TYPE_CHECKING:
     from commlib.ddp.state import State
 
+T = TypeVar("T")
 _WIRES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 _TableTask = tuple[Table, Gradient, "Future[Announced] | None"]
 
 
 class Jobs:
-    """Turns buckets into jobs of the data lane.
+    """Submits the parts of buckets to their lanes.
 
     Args:
         state: The hook's state.
@@ -46,13 +49,10 @@ class Jobs:
         """Queue one bucket's reduction; returns at once."""
         buffer = bucket.buffer()
         if buffer.layout == torch.sparse_coo:
-            job = self._sparse_job(bucket, buffer)
-        else:
-            job = self._dense_job(bucket, buffer)
-        name = f"bucket{bucket.index()}"
-        return _torch_future(self._state.lanes.data.submit(name, job))
+            return _torch_future([self._submit_sparse(bucket, buffer)], lambda parts: parts[0])
+        return _torch_future(self._submit_dense(bucket), lambda _: buffer)
 
-    def _sparse_job(self, bucket: GradBucket, buffer: Tensor) -> Callable[[], Tensor]:
+    def _submit_sparse(self, bucket: GradBucket, buffer: Tensor) -> Future[Tensor]:
         name = self._state.names[id(bucket.parameters()[0])]
         shape = buffer.shape
         table = self._state.tables.get(name) or Table(name, (shape[0], shape[1:].numel()))
@@ -63,27 +63,23 @@ class Jobs:
             rows = self._reduce_table(task).to_rows()
             return sparse_result(rows.indices, rows.values, shape)
 
-        return run
+        return self._state.lanes.data.submit(name, run)
 
-    def _dense_job(self, bucket: GradBucket, buffer: Tensor) -> Callable[[], Tensor]:
-        parts = split_bucket(bucket, self._state.names, self._state.tables)
-        tasks: list[_TableTask | DensePart] = [
-            self._task(part.table, DenseGradient(part.matrix))
-            if isinstance(part, TablePart)
-            else part
-            for part in parts
-        ]
-        index = bucket.index()
+    def _submit_dense(self, bucket: GradBucket) -> list[Future[None]]:
+        """Tables of the bucket to their lane, stretches between them to the dense one."""
+        lanes, index = self._state.lanes, bucket.index()
+        futures = []
+        for part in split_bucket(bucket, self._state.names, self._state.tables):
+            if isinstance(part, TablePart):
+                task = self._task(part.table, DenseGradient(part.matrix))
+                futures.append(lanes.data.submit(part.table.name, self._table_job(task)))
+            else:
+                job = partial(self._reduce_dense, part, index)
+                futures.append(lanes.dense.submit(f"bucket{index}", job))
+        return futures
 
-        def run() -> Tensor:
-            for task in tasks:
-                if isinstance(task, DensePart):
-                    self._reduce_dense(task, index)
-                else:
-                    _write_back(self._reduce_table(task), task[1].dense())
-            return buffer
-
-        return run
+    def _table_job(self, task: _TableTask) -> Callable[[], None]:
+        return lambda: _write_back(self._reduce_table(task), task[1].dense())
 
     def _task(self, table: Table, gradient: Gradient) -> _TableTask:
         announced = self._state.announcer.take(table.name, lambda: gradient.rows().indices)
@@ -124,7 +120,7 @@ class Jobs:
 
     def _reduce_dense(self, part: DensePart, index: int) -> None:
         state = self._state
-        lane, watch = state.lanes.data.transport, state.density
+        lane, watch = state.lanes.dense.transport, state.density
         watched = [
             (name, gradient)
             for name, gradient in zip(part.names, part.gradients, strict=True)
@@ -227,13 +223,29 @@ def _record(
     )
 
 
-def _torch_future(future: Future[Tensor]) -> torch.futures.Future[Tensor]:
-    """The same result as a torch future, on which C++ sees an exception as one.
+def _torch_future(
+    futures: Sequence[Future[T]], result: Callable[[list[T]], Tensor]
+) -> torch.futures.Future[Tensor]:
+    """One torch future of all parts, on which C++ sees an exception as one.
 
     `torch.futures.Future.set_exception` raises only where Python unwraps it; DDP waits in C++,
     where only what a `then` callback raises arrives as an error with its text.
     """
-    carrier: torch.futures.Future[Future[Tensor]] = torch.futures.Future()
-    result: torch.futures.Future[Tensor] = carrier.then(lambda done: done.value().result())
-    future.add_done_callback(carrier.set_result)
-    return result
+    carrier: torch.futures.Future[None] = torch.futures.Future()
+    left = len(futures)
+    lock = threading.Lock()
+
+    def count(done: Future[T]) -> None:
+        nonlocal left
+        with lock:
+            left -= 1
+            last = left == 0
+        if last:
+            carrier.set_result(None)
+
+    ended: torch.futures.Future[Tensor] = carrier.then(
+        lambda _: result([future.result() for future in futures])
+    )
+    for future in futures:
+        future.add_done_callback(count)
+    return ended
