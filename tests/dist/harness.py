@@ -23,10 +23,12 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import torch
+import torch._dynamo  # the server loads what ranks would else load each for itself
 import torch.distributed as dist
 import torch.nn.parallel
 
 import commlib
+import commlib.ddp
 from commlib.collectives.c10d import C10dTransport
 
 WATCHDOG_S = 60.0

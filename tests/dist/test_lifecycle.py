@@ -132,8 +132,8 @@ def statistics(rank, n, folder):
     step_1 = [name for name in state.lanes.data.transport.log if name.startswith("words.weight@1")]
     assert step_1 == ["words.weight@1.push", "words.weight@1.pull"]
     dense = [r for r in state.stats() if r["parameter"].startswith("bucket")]
-    log = state.lanes.data.transport.log
-    assert len([name for name in log if name.startswith("bucket")]) == len(dense)
+    log = state.lanes.dense.transport.log
+    assert len(log) == len(dense) and all(name.startswith("bucket") for name in log)
     state.clear_stats()
     assert state.stats() == []
     ddp(next(batches(rank, 1))).backward()
@@ -271,7 +271,7 @@ def lanes_off_the_training_thread(rank, n):
     ddp = DDP(Words())
     commlib.ddp.register(ddp, "minimal")
     train(ddp, rank, steps=1)
-    assert sorted(threads()) == ["commlib.data", "commlib.index"]
+    assert sorted(threads()) == ["commlib.data", "commlib.dense", "commlib.index"]
     assert all(t.daemon for t in threading.enumerate() if t.name.startswith("commlib"))
 
 

@@ -205,7 +205,7 @@ def test_c01_bitmap_union_is_an_or():
         parts = [SparseRows(torch.tensor(own), torch.ones(len(own), 1), 13) for own in ids]
         results, transport, _ = reduce_local(REDUCERS["union"](), parts)
         assert results[0].rows.indices.tolist() == want
-        assert transport.traffic[0].name == "table@0.bitmap"
+        assert transport.traffic[0].name.startswith("table@0.bitmap")
 
 
 def test_c02_rows_that_sum_to_zero_and_denormals_and_nan_are_rows():
