@@ -16,10 +16,14 @@ _ops: Any = torch.ops.commlib
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Positions and counts of both exchanges of `minimal` for one rank; all tensors int64.
+    """Positions and counts of the exchanges of `minimal` for one rank; all tensors int64.
 
     Args:
         union: `[U]` the rows that any rank holds, sorted.
+        spread_src: own rows that nobody else holds and nobody relays, positions in the own list;
+            they go to everyone at once.
+        spread_counts: `[n]` how many each rank spreads.
+        spread_dst: where all ranks' spread rows go, as positions in `union`, grouped by holder.
         owned: `[O]` positions in `union` of the rows that this rank sums.
         push_src: own rows to send, grouped by owner, as positions in the own list.
         push_send: `[n]` how many go to each rank.
@@ -36,6 +40,9 @@ class Route:
     """
 
     union: Tensor
+    spread_src: Tensor
+    spread_counts: Tensor
+    spread_dst: Tensor
     owned: Tensor
     push_src: Tensor
     push_send: Tensor

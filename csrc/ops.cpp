@@ -37,5 +37,5 @@ STABLE_TORCH_LIBRARY(commlib, m) {
   m.def(
       "minimal_route(Tensor indices, Tensor counts, int num_rows, int rank) -> (Tensor, Tensor, "
       "Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, "
-      "Tensor)");
+      "Tensor, Tensor, Tensor, Tensor)");
 }

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,13 +21,16 @@ from commlib.collectives.requests import (
     AllReduce,
     AllToAll,
     Broadcast,
+    Later,
     Protocol,
     Request,
     T,
+    Ticket,
     Yielded,
     check_request,
     chunk_sizes,
     request_bytes,
+    started,
 )
 from commlib.errors import CommError
 
@@ -94,7 +99,7 @@ class C10dTransport:
             start = time.perf_counter()
             answer = self.carry(yielded)
             usage.exchange_s += time.perf_counter() - start
-            for request in yielded if isinstance(yielded, tuple) else (yielded,):
+            for request in started(yielded):
                 sent, received = request_bytes(request, self.rank, self.num_ranks)
                 usage.sent_bytes += sent
                 usage.received_bytes += received
@@ -103,18 +108,26 @@ class C10dTransport:
         """Carry one request, or several at once, and return the answers in the same form."""
         if self.failed is not None:
             raise self.failed
-        batch = yielded if isinstance(yielded, tuple) else (yielded,)
+        if isinstance(yielded, Ticket):
+            return self._guarded(yielded.request, yielded.redeem)
+        batch = started(yielded)
         for request in batch:
             check_request(request, self.rank, self.num_ranks)
+        running = [self._guarded(r, partial(_START[type(r)], self, r)) for r in batch]
+        self.log = [*self.log[-63:], *(request.name for request in batch)]
+        if isinstance(yielded, Later):
+            return Ticket(yielded.request, running[0])
+        answers = tuple(self._guarded(r, step) for r, step in zip(batch, running, strict=True))
+        return answers if isinstance(yielded, tuple) else answers[0]
+
+    def _guarded(self, request: Request, step: Callable[[], Any]) -> Any:
+        """Run a step of a request; what breaks in it comes out as a CommError."""
         try:
-            running = [_START[type(request)](self, request) for request in batch]
-            answers = tuple(step() for step in running)
+            return step()
         except CommError:
             raise
         except RuntimeError as error:
-            raise self._lost(batch[0], str(error)) from error
-        self.log = [*self.log[-63:], *(request.name for request in batch)]
-        return answers if isinstance(yielded, tuple) else answers[0]
+            raise self._lost(request, str(error)) from error
 
     def fail(self, text: str) -> None:
         """Tell the other ranks that this one stopped, and why."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -18,9 +19,11 @@ from commlib.collectives.requests import (
     AllReduce,
     AllToAll,
     Broadcast,
+    Later,
     Protocol,
     Request,
     T,
+    Ticket,
     Yielded,
     check_request,
     chunk_sizes,
@@ -51,6 +54,7 @@ class LocalTransport:
     num_ranks: int
     traffic: list[RequestTraffic] = field(default_factory=list)
     num_rounds: int = 0
+    _due: dict[str, int] = field(default_factory=dict)
 
     def run(self, protocols: Sequence[Protocol[T]]) -> list[T]:
         """Run `protocols[r]` as rank r until all return; gives their results in rank order.
@@ -79,7 +83,6 @@ class LocalTransport:
                     request=name,
                     remedy="every rank must yield the same requests",
                 )
-            self.num_rounds += 1
             answers = self._exchange(yielded)
 
     def sent_bytes(self) -> tuple[int, ...]:
@@ -98,15 +101,34 @@ class LocalTransport:
         return tuple(sum(entry[r] for entry in entries) for r in range(self.num_ranks))
 
     def _exchange(self, yielded: list[Yielded]) -> list[object]:
+        if any(isinstance(item, Ticket) for item in yielded):
+            return [self._redeem(item, yielded[0]) for item in yielded]
+        if isinstance(yielded[0], Later):
+            self._due[yielded[0].request.name] = self.num_rounds + 1
+        else:
+            self.num_rounds += 1
         batches = [_requests(item) for item in yielded]
         if len({len(batch) for batch in batches}) != 1:
             raise ValueError(f"ranks yielded different numbers of requests: {batches}")
         columns = [self._carry(list(column)) for column in zip(*batches, strict=True)]
         rows = list(zip(*columns, strict=True))
-        return [
-            row if isinstance(item, tuple) else row[0]
-            for item, row in zip(yielded, rows, strict=True)
-        ]
+        answers: list[object] = []
+        for item, row in zip(yielded, rows, strict=True):
+            if isinstance(item, Later):
+                answers.append(Ticket(item.request, partial(_answer, row[0])))
+            else:
+                answers.append(row if isinstance(item, tuple) else row[0])
+        return answers
+
+    def _redeem(self, item: Yielded, first: Yielded) -> Tensor:
+        if not (isinstance(item, Ticket) and isinstance(first, Ticket)):
+            raise ValueError(f"some ranks redeem a ticket while others ask: {item} and {first}")
+        if item.request.name != first.request.name:
+            raise ValueError(
+                f"ranks redeem different tickets: '{first.request.name}' and '{item.request.name}'"
+            )
+        self.num_rounds = max(self.num_rounds, self._due[item.request.name])
+        return item.redeem()
 
     def _carry(self, requests: list[Request]) -> list[Tensor]:
         first = requests[0]
@@ -152,7 +174,13 @@ class LocalTransport:
 
 
 def _requests(item: Yielded) -> tuple[Request, ...]:
+    if isinstance(item, (Later, Ticket)):
+        return (item.request,)
     return item if isinstance(item, tuple) else (item,)
+
+
+def _answer(answer: Tensor) -> Tensor:
+    return answer
 
 
 def _num_bytes(tensor: Tensor) -> int:

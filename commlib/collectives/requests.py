@@ -1,13 +1,15 @@
 """What a protocol may ask of a transport.
 
 A protocol is a generator that yields requests and is sent the answers. It yields one request, or
-a tuple of requests that travel at once; it is sent one answer, or a tuple of answers. Sizes in a
-request are agreed values: each rank computed them from what every rank already knows.
+a tuple of requests that travel at once; it is sent one answer, or a tuple of answers.
+`Later(request)` is answered at once with a `Ticket`, and yielding the ticket gives the request's
+answer, so that work goes on while bytes travel. Sizes in a request are agreed values: each rank
+computed them from what every rank already knows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, TypeVar
 
@@ -66,9 +68,40 @@ class Broadcast:
 
 
 Request: TypeAlias = AllReduce | AllGather | AllToAll | Broadcast
-Yielded: TypeAlias = Request | tuple[Request, ...]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Later:
+    """Start a request; the answer is a `Ticket`. Its tensor must stay as it is until redeemed."""
+
+    request: Request
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Ticket:
+    """A request under way. Yielding it, once, gives the request's answer.
+
+    Args:
+        request: What is under way.
+        redeem: The transport's: waits, and returns the answer.
+    """
+
+    request: Request
+    redeem: Callable[[], Tensor]
+
+
+Yielded: TypeAlias = Request | Later | Ticket | tuple[Request, ...]
 T = TypeVar("T")
 Protocol: TypeAlias = Generator[Yielded, Any, T]
+
+
+def started(yielded: Yielded) -> tuple[Request, ...]:
+    """The requests that begin to travel when this is yielded."""
+    if isinstance(yielded, Ticket):
+        return ()
+    if isinstance(yielded, Later):
+        return (yielded.request,)
+    return yielded if isinstance(yielded, tuple) else (yielded,)
 
 
 def chunk_sizes(total: int, num_ranks: int) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from commlib.collectives.requests import Protocol, Request, Yielded
+from commlib.collectives.requests import Later, Protocol, Request, Ticket, Yielded
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -28,6 +28,8 @@ class _Running:
     def requests(self) -> tuple[Request, ...]:
         if self.yielded is None:
             return ()
+        if isinstance(self.yielded, (Later, Ticket)):
+            raise TypeError("a protocol that runs together with another cannot use Later")
         return self.yielded if isinstance(self.yielded, tuple) else (self.yielded,)
 
     def take(self, answers: tuple[Any, ...]) -> None:

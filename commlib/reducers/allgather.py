@@ -9,7 +9,7 @@ import torch
 
 from commlib import ops
 from commlib.collectives.requests import AllToAll, Protocol
-from commlib.reducers.base import Context, ReducerState, finish, request_name
+from commlib.reducers.base import Context, ReducerState, request_name
 from commlib.reducers.guard import Guard
 from commlib.reducers.index import Index
 from commlib.reducers.indexed import IndexedReducer
@@ -52,7 +52,7 @@ class AllGatherRows(IndexedReducer):
         targets = position.split(list(index.counts))
         for target, group in zip(targets, groups, strict=True):
             ops.scatter_add_rows_(total, target, group)
-        return SparseRows(union, finish(total, context.scale, dtype), rows.num_rows)
+        return SparseRows(union, ops.scale_cast_rows(total, context.scale, dtype), rows.num_rows)
 
     def steps(self, workload: Workload) -> tuple[Step, ...]:
         n, sent = workload.num_ranks, workload.rows * workload.row_bytes

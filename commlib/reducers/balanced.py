@@ -17,7 +17,7 @@ from torch import Tensor
 
 from commlib import ops
 from commlib.collectives.requests import AllGather, AllToAll, Protocol
-from commlib.reducers.base import Context, Reduced, Reducer, ReducerState, finish, request_name
+from commlib.reducers.base import Context, Reduced, Reducer, ReducerState, request_name
 from commlib.reducers.gradient import Gradient
 from commlib.rows import SparseRows, accumulate_dtype
 from commlib.topology.link import Step, Workload
@@ -68,7 +68,7 @@ class Balanced(Reducer):
         groups = arrived.split([len(source) for source in sources])
         for source, group in zip(sources, groups, strict=True):
             ops.scatter_add_rows_(total, torch.searchsorted(owned, source), group)
-        sums = finish(total, context.scale, rows.values.dtype)
+        sums = ops.scale_cast_rows(total, context.scale, rows.values.dtype)
 
         offered = [ops.bitmap_to_indices(part, share) for part in offers.view(n, segment)]
         pulled = yield AllGather(

@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from commlib.collectives.requests import Protocol
@@ -129,10 +128,3 @@ class Reducer(ABC):
 def request_name(context: Context, state: ReducerState, what: str) -> str:
     """Agreed name of a request: parameter, step, round."""
     return f"{context.name}@{state.step}.{what}"
-
-
-def finish(total: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
-    """Sums in the accumulating dtype, scaled and rounded once to `dtype`."""
-    from commlib import ops
-
-    return ops.scale_cast_rows(total, scale, dtype)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from commlib import ops
-from commlib.collectives.requests import AllGather, AllToAll, Protocol, chunk_sizes
+from commlib.collectives.requests import AllGather, AllToAll, Later, Protocol, chunk_sizes
 from commlib.reducers.base import Context
 from commlib.reducers.guard import Guard
 from commlib.reducers.wire import Wire
@@ -81,40 +81,56 @@ def sum_routed_rows(
     """
     rank, dim, dtype = context.rank, rows.shape[1], rows.dtype
     coded = wire.encode(rows)
-    sums = torch.zeros(len(route.owned), dim, dtype=dtype)
-    seen = wire.decode(coded, dim, dtype)
-    ops.scatter_add_rows_(sums, route.own_dst, ops.gather_rows(seen, route.own_src))
-    arrived = yield AllToAll(
-        name=f"{name}.push",
-        tensor=guard.pack(coded, route.push_src, route.push_send, rank),
-        send=guard.sizes(route.push_send, rank),
-        recv=guard.sizes(route.push_recv, rank),
+    pushing = yield Later(
+        AllToAll(
+            name=f"{name}.push",
+            tensor=guard.pack(coded, route.push_src, route.push_send, rank),
+            send=guard.sizes(route.push_send, rank),
+            recv=guard.sizes(route.push_recv, rank),
+        )
     )
-    groups = guard.unpack(arrived, route.push_recv, rank)
+    alone = ops.gather_rows(rows, route.spread_src)
+    spreading = yield Later(
+        AllGather(
+            name=f"{name}.spread",
+            tensor=wire.encode(ops.scale_cast_rows(alone, context.scale, dtype)),
+            sizes=tuple(route.spread_counts.tolist()),
+        )
+    )
+    seen = wire.decode(coded, dim, dtype)
+    sums = torch.zeros(len(route.owned), dim, dtype=dtype)
+    ops.scatter_add_rows_(sums, route.own_dst, ops.gather_rows(seen, route.own_src))
+    groups = guard.unpack((yield pushing), route.push_recv, rank)
     if guard.tripped:
+        yield spreading
         return None
     targets = route.push_dst.split(route.push_recv.tolist())
     for target, group in zip(targets, groups, strict=True):
         ops.scatter_add_rows_(sums, target, wire.decode(group.contiguous(), dim, dtype))
     sums = ops.scale_cast_rows(sums, context.scale, dtype)
     given = wire.encode(sums)
-    pulled = yield AllToAll(
-        name=f"{name}.pull",
-        tensor=ops.gather_rows(given, route.pull_src),
-        send=tuple(route.pull_send.tolist()),
-        recv=tuple(route.pull_recv.tolist()),
+    pulling = yield Later(
+        AllToAll(
+            name=f"{name}.pull",
+            tensor=ops.gather_rows(given, route.pull_src),
+            send=tuple(route.pull_send.tolist()),
+            recv=tuple(route.pull_recv.tolist()),
+        )
     )
     total = torch.empty(len(route.union), dim, dtype=dtype)
     own_total = wire.decode(given, dim, dtype)
     ops.scatter_rows_(total, route.owned, own_total)
-    ops.scatter_rows_(total, route.pull_dst, wire.decode(pulled, dim, dtype))
     if len(route.kept_src):
         # A relay's sum of this rank's row alone, computed as the relay does.
-        alone = torch.zeros(len(route.kept_src), dim, dtype=dtype)
-        alone += ops.gather_rows(seen, route.kept_src)
-        again = wire.encode(ops.scale_cast_rows(alone, context.scale, dtype))
+        kept = torch.zeros(len(route.kept_src), dim, dtype=dtype)
+        kept += ops.gather_rows(seen, route.kept_src)
+        again = wire.encode(ops.scale_cast_rows(kept, context.scale, dtype))
         ops.scatter_rows_(total, route.kept_dst, wire.decode(again, dim, dtype))
+    ops.scatter_rows_(total, route.spread_dst, wire.decode((yield spreading), dim, dtype))
+    ops.scatter_rows_(total, route.pull_dst, wire.decode((yield pulling), dim, dtype))
     share = torch.zeros_like(total)
     ops.scatter_add_rows_(share, place, seen, context.scale)
     ops.scatter_add_rows_(share, route.owned, own_total - sums)
+    spread = place.index_select(0, route.spread_src)  # coded once, after scaling: all of it is ours
+    ops.scatter_rows_(share, spread, ops.gather_rows(total, spread))
     return CodedSum(total, share)

@@ -1,11 +1,13 @@
 """minimal (ours): an exact sparse allreduce that meets the lower bound on bytes.
 
-    index   who holds which row (announced in the forward pass, or an index round)
-    push    every rank sends its rows to their owners, who are holders themselves
-    sum     in fp32 for half types, in rank order behind the owner's own row
-    pull    owners send the sums to everyone (a sole holder whose row is relayed needs none back)
+    index    who holds which row (announced in the forward pass, or an index round)
+    push     rows that several ranks hold go to their owners, who are holders themselves
+    spread   at the same time, rows that one rank holds go from it to everyone
+    sum      in fp32 for half types, in rank order behind the owner's own row
+    pull     owners send the sums to everyone, while what was spread still arrives
 
-No sizes and no ids travel after the index: owners follow from it on every rank alike.
+No sizes and no ids travel after the index: owners follow from it on every rank alike. Where one
+rank holds far more than its share, part of its rows is pushed to idle ranks and pulled from them.
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ from typing import ClassVar
 import torch
 
 from commlib import ops
-from commlib.collectives.requests import AllToAll, Protocol
-from commlib.reducers.base import Context, ReducerState, finish, request_name
+from commlib.collectives.requests import AllGather, AllToAll, Later, Protocol
+from commlib.reducers.base import Context, ReducerState, request_name
 from commlib.reducers.guard import Guard
 from commlib.reducers.index import Index
 from commlib.reducers.indexed import IndexedReducer
@@ -42,37 +44,51 @@ class Minimal(IndexedReducer):
     ) -> Protocol[SparseRows | None]:
         dtype, rank = rows.values.dtype, context.rank
         route = minimal_route(index.indices, index.counts_tensor, rows.num_rows, rank)
+        pushing = yield Later(
+            AllToAll(
+                name=request_name(context, state, "push"),
+                tensor=guard.pack(rows.values, route.push_src, route.push_send, rank),
+                send=guard.sizes(route.push_send, rank),
+                recv=guard.sizes(route.push_recv, rank),
+            )
+        )
+        alone = ops.gather_rows(rows.values, route.spread_src)
+        spreading = yield Later(
+            AllGather(
+                name=request_name(context, state, "spread"),
+                tensor=ops.scale_cast_rows(alone, context.scale, dtype),
+                sizes=tuple(route.spread_counts.tolist()),
+            )
+        )
         total = torch.zeros(len(route.owned), rows.dim, dtype=accumulate_dtype(dtype))
         ops.scatter_add_rows_(total, route.own_dst, ops.gather_rows(rows.values, route.own_src))
-
-        arrived = yield AllToAll(
-            name=request_name(context, state, "push"),
-            tensor=guard.pack(rows.values, route.push_src, route.push_send, rank),
-            send=guard.sizes(route.push_send, rank),
-            recv=guard.sizes(route.push_recv, rank),
-        )
-        groups = guard.unpack(arrived, route.push_recv, rank)
+        groups = guard.unpack((yield pushing), route.push_recv, rank)
         if guard.tripped:
+            yield spreading
             return None
         targets = route.push_dst.split(route.push_recv.tolist())
         for target, group in zip(targets, groups, strict=True):
             ops.scatter_add_rows_(total, target, group)
-        sums = finish(total, context.scale, dtype)
+        sums = ops.scale_cast_rows(total, context.scale, dtype)
 
-        pulled = yield AllToAll(
-            name=request_name(context, state, "pull"),
-            tensor=ops.gather_rows(sums, route.pull_src),
-            send=tuple(route.pull_send.tolist()),
-            recv=tuple(route.pull_recv.tolist()),
+        pulling = yield Later(
+            AllToAll(
+                name=request_name(context, state, "pull"),
+                tensor=ops.gather_rows(sums, route.pull_src),
+                send=tuple(route.pull_send.tolist()),
+                recv=tuple(route.pull_recv.tolist()),
+            )
         )
         values = rows.values.new_empty(len(route.union), rows.dim)
         ops.scatter_rows_(values, route.owned, sums)
-        ops.scatter_rows_(values, route.pull_dst, pulled)
         if len(route.kept_src):
             # As the relay computes it, so that the bits agree (0 + -0.0 is +0.0).
             kept = torch.zeros(len(route.kept_src), rows.dim, dtype=total.dtype)
             kept += ops.gather_rows(rows.values, route.kept_src)
-            ops.scatter_rows_(values, route.kept_dst, finish(kept, context.scale, dtype))
+            kept = ops.scale_cast_rows(kept, context.scale, dtype)
+            ops.scatter_rows_(values, route.kept_dst, kept)
+        ops.scatter_rows_(values, route.spread_dst, (yield spreading))
+        ops.scatter_rows_(values, route.pull_dst, (yield pulling))
         return SparseRows(route.union, values, rows.num_rows)
 
     def steps(self, workload: Workload) -> tuple[Step, ...]:

@@ -54,8 +54,9 @@ std::tuple<Tensor, Tensor> minimal_owner(const Tensor& indices, const Tensor& co
   return {to_tensor(indices, holders.rows), to_tensor(indices, assign_owners(holders))};
 }
 
-using RouteTensors = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor,
-                                Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+using RouteTensors =
+    std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor,
+               Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 RouteTensors minimal_route(const Tensor& indices, const Tensor& counts, int64_t num_rows,
                            int64_t rank) {
@@ -66,11 +67,12 @@ RouteTensors minimal_route(const Tensor& indices, const Tensor& counts, int64_t 
   const auto tensor = [&](const std::vector<int64_t>& values) {
     return to_tensor(indices, values);
   };
-  return {tensor(holders.rows),    tensor(route.owned),     tensor(route.push_src),
-          tensor(route.push_send), tensor(route.push_recv), tensor(route.push_dst),
-          tensor(route.own_src),   tensor(route.own_dst),   tensor(route.pull_src),
-          tensor(route.pull_send), tensor(route.pull_recv), tensor(route.pull_dst),
-          tensor(route.kept_src),  tensor(route.kept_dst)};
+  return {tensor(holders.rows),     tensor(route.spread_src), tensor(route.spread_counts),
+          tensor(route.spread_dst), tensor(route.owned),      tensor(route.push_src),
+          tensor(route.push_send),  tensor(route.push_recv),  tensor(route.push_dst),
+          tensor(route.own_src),    tensor(route.own_dst),    tensor(route.pull_src),
+          tensor(route.pull_send),  tensor(route.pull_recv),  tensor(route.pull_dst),
+          tensor(route.kept_src),   tensor(route.kept_dst)};
 }
 
 }  // namespace

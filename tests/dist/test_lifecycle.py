@@ -130,7 +130,7 @@ def statistics(rank, n, folder):
     # H5: a table's step is one announcement, one push, one pull; a dense bucket is one allreduce.
     assert state.lanes.index.transport.log.count("words.weight@1.announce") == 1
     step_1 = [name for name in state.lanes.data.transport.log if name.startswith("words.weight@1")]
-    assert step_1 == ["words.weight@1.push", "words.weight@1.pull"]
+    assert step_1 == [f"words.weight@1.{what}" for what in ("push", "spread", "pull")]
     dense = [r for r in state.stats() if r["parameter"].startswith("bucket")]
     log = state.lanes.dense.transport.log
     assert len(log) == len(dense) and all(name.startswith("bucket") for name in log)

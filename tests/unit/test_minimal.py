@@ -80,13 +80,13 @@ def test_messages_per_row_are_k_plus_n_minus_2_and_what_travels(rows_of):
     results, transport, _ = reduce_local(Minimal(), parts, average=False)
     sent, received = messages(rows_of, owners(rows_of, 41))
     moved = [entry for entry in transport.traffic if "index" not in entry.name]
-    assert [entry.kind for entry in moved] == ["AllToAll", "AllToAll"]
+    assert [entry.kind for entry in moved] == ["AllToAll", "AllGather", "AllToAll"]
     assert [sum(e.sent_bytes[r] for e in moved) // 4 for r in range(len(parts))] == sent
     assert [sum(e.received_bytes[r] for e in moved) // 4 for r in range(len(parts))] == received
     assert torch.equal(as_matrix(results[-1]).double(), dense_mean(parts, average=False))
 
 
-def test_two_ranks_share_the_work_of_both_exchanges():
+def test_two_ranks_share_the_work_of_push_and_pull():
     rows_of = [set(range(100)), set(range(100))]
     assert sum(owners(rows_of, 100).values()) == 50
 
@@ -101,7 +101,10 @@ def test_halves_of_the_exchanges_fit(rows_of):
             assert routes[a].push_send[b] == routes[b].push_recv[a]
             assert routes[a].pull_send[b] == routes[b].pull_recv[a]
         assert routes[a].push_send[a] == routes[a].pull_send[a] == 0
-        covered = torch.cat([routes[a].owned, routes[a].pull_dst, routes[a].kept_dst])
+        assert routes[a].spread_counts[a] == len(routes[a].spread_src)
+        assert torch.equal(routes[a].spread_dst, routes[0].spread_dst)
+        parts = (routes[a].owned, routes[a].pull_dst, routes[a].kept_dst, routes[a].spread_dst)
+        covered = torch.cat(parts)
         assert covered.sort().values.tolist() == list(range(len(routes[a].union)))
 
 
@@ -175,8 +178,10 @@ def test_steps_and_rounds():
     assert [entry.name for entry in transport.traffic] == [
         "table@0.index",
         "table@0.push",
+        "table@0.spread",
         "table@0.pull",
     ]
+    assert transport.num_rounds == 3  # spread travels with push and pull
     longest = transport.traffic[0].sent_bytes[0] // 2 - HEADER_BYTES
     assert longest == 125  # the bitmap's length bounds the slot
     assert states[0].slot_bytes <= 125

@@ -7,7 +7,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from commlib import ops
-from commlib.collectives.requests import request_bytes
+from commlib.collectives.requests import request_bytes, started
 from commlib.reducers import REDUCERS, Reducer, as_reducer
 from commlib.reducers.gradient import DenseGradient, SparseGradient
 from commlib.reducers.index import HEADER_BYTES
@@ -153,7 +153,8 @@ def test_estimate_is_what_was_counted(name, n, dtype):
     want = reducer.estimate_bytes(workload_of(parts, reducer, index_bytes=index_bytes))
     assert sum(transport.sent_bytes()) / n == pytest.approx(want, rel=1e-12)
     assert sum(transport.received_bytes()) == sum(transport.sent_bytes())
-    names = {f"table@0.{what}" for what in ("index", "push", "pull", "gather", "values", "bitmap")}
+    rounds = ("index", "push", "spread", "pull", "gather", "values", "bitmap")
+    names = {f"table@0.{what}" for what in rounds}
     if name in ("allgather", "minimal"):
         assert transport.num_rounds == {"allgather": 2, "minimal": 3}[name]
         assert {entry.name for entry in transport.traffic} <= names
@@ -183,7 +184,7 @@ def test_request_bytes_are_those_that_local_counts(name):
                 yielded = protocol.send(answer)
             except StopIteration as stop:
                 return stop.value
-            for request in yielded if isinstance(yielded, tuple) else (yielded,):
+            for request in started(yielded):
                 sent, received = request_bytes(request, rank, len(parts))
                 counted[rank][0] += sent
                 counted[rank][1] += received
