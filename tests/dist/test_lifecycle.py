@@ -256,17 +256,6 @@ def test_frozen_parameters():
     run_ranks(2, frozen_and_mixed)
 
 
-def unused_sparse(rank, n):
-    """Where DDP itself can: a sparse table that one rank does not use."""
-    ddp = DDP(Sometimes(sparse=True), find_unused_parameters=True)
-    commlib.ddp.register(ddp, "minimal", timeout_s=15.0)
-    try:
-        ddp(next(batches(rank, 1))).backward()
-    except RuntimeError as error:
-        return str(error)
-    return "works"
-
-
 def lanes_off_the_training_thread(rank, n):
     ddp = DDP(Words())
     commlib.ddp.register(ddp, "minimal")
