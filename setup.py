@@ -55,6 +55,7 @@ def cpu_extension() -> Extension:
     return Extension(
         "commlib._C",
         [str(path.relative_to(ROOT)) for path in sources],
+        depends=[str(path.relative_to(ROOT)) for path in csrc.rglob("*.h")],
         include_dirs=["csrc", *include_paths()],
         library_dirs=library_paths(),
         libraries=["c10", "torch_cpu", "torch"],

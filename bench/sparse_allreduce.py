@@ -318,7 +318,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=2048, help="per rank")
     parser.add_argument("--zipf", type=float, default=1.0)
     parser.add_argument("--methods", default="all", help=f"all, or some of {','.join(METHODS)}")
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--sweep", action="store_true", help="density x ranks x link")
     parser.add_argument("--sweep-rows", type=int, default=32_768)
     parser.add_argument("--sweep-dim", type=int, default=128)

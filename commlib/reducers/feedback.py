@@ -21,6 +21,7 @@ class Feedback:
         rows: The local gradient.
         state: Holds the residual `[V, D]` (fp32, fp64 for fp64 gradients), made at the first use;
             only rows that were ever in the union take memory.
+        active: Without, the signal is the gradient and nothing is kept.
 
     `signal` `[R, D]` is gradient plus residual of the rows at hand. Rows of the residual that
     this step's gradient does not touch wait for a step that does.
@@ -28,14 +29,15 @@ class Feedback:
     Source: error feedback for linear compressors; the form for sketches of unlike rows is ours.
     """
 
-    def __init__(self, rows: SparseRows, state: ReducerState) -> None:
+    def __init__(self, rows: SparseRows, state: ReducerState, *, active: bool = True) -> None:
         wide = accumulate_dtype(rows.values.dtype)
-        if state.residual is None:
+        if active and state.residual is None:
             state.residual = torch.zeros(rows.num_rows, rows.dim, dtype=wide)
         self._rows = rows
-        self._residual = state.residual
-        self._kept = ops.gather_rows(self._residual, rows.indices)
-        self.signal = self._kept + rows.values.to(wide)
+        self._residual = state.residual if active else None
+        self.signal = rows.values.to(wide)
+        if self._residual is not None:
+            self.signal = self.signal + ops.gather_rows(self._residual, rows.indices)
 
     def keep(self, union: Tensor, share: Tensor, out: Tensor, scale: float) -> None:
         """Store e' = (g + e) - own share, over the union's rows.
@@ -49,7 +51,7 @@ class Feedback:
         A step whose output is not finite leaves every residual as it was, on every rank alike:
         a loss scaler skips that step, and its gradient with it.
         """
-        if not _finite(out):
+        if self._residual is None or not _finite(out):
             return
         ops.scatter_rows_(self._residual, self._rows.indices, self.signal)
         ops.scatter_add_rows_(self._residual, union, share, -1.0 / scale)

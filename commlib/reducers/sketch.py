@@ -183,7 +183,7 @@ class S2(Reducer):
         return self._finish(known, feedback, coded, buckets, wire, union, state, context)
 
     def _feedback(self, rows: SparseRows, state: ReducerState) -> Feedback:
-        return Feedback(rows, state if self.feeds_back else ReducerState())
+        return Feedback(rows, state, active=self.feeds_back)
 
     def _finish(
         self,
@@ -201,8 +201,7 @@ class S2(Reducer):
         shrink = 1.0 / (1.0 + collisions) if self.feeds_back else 1.0
         out = buckets.decode(coded.total, union, shrink).to(rows.values.dtype)
         if self.feeds_back:
-            share = buckets.decode(coded.share, union, shrink)
-            feedback.keep(union, share, out, context.scale)
+            feedback.keep(union, buckets.decode(coded.share, union, shrink), out, context.scale)
         return Reduced(
             self.name,
             rows=SparseRows(union, out, rows.num_rows),
