@@ -103,7 +103,7 @@ class Announcer:
 
     def record(self, name: str, ids: Tensor, padding: int | None) -> None:
         """Note ids that were looked up, if their gradient may be reduced."""
-        if torch.is_grad_enabled() and self._wanted(name):
+        if self._ddp.training and torch.is_grad_enabled() and self._wanted(name):
             drop = -1 if padding is None else padding
             self._lookups[name].ids.append((ids.detach().clone(), drop))
 
