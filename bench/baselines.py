@@ -57,10 +57,10 @@ def coo_allgather(gradient: Tensor) -> Tensor:
 
 
 def dense(gradient: Tensor) -> Tensor:
-    """Allreduce of the whole table; bytes 2(n-1)/n V D w."""
+    """Allreduce of the whole table, which is the result; bytes 2(n-1)/n V D w."""
     table = gradient.to_dense()
     dist.all_reduce(table)
-    return (table / dist.get_world_size()).to_sparse(1)
+    return table.div_(dist.get_world_size())
 
 
 def gather_bcast(gradient: Tensor) -> Tensor:
