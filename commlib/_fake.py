@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import torch
 from torch import Tensor
+
+from commlib.route import Route
 
 
 def _dynamic() -> torch.SymInt:
@@ -116,6 +120,26 @@ def _balanced_row(owner: Tensor, index_within: Tensor, num_ranks: int) -> Tensor
     return torch.empty_like(owner)
 
 
+def _unite_rows(indices: Tensor, counts: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
+    return indices.new_empty((_dynamic(),)), torch.empty_like(indices)
+
+
+def _minimal_owner(indices: Tensor, counts: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
+    num_union = _dynamic()
+    union = indices.new_empty((num_union,))
+    return union, indices.new_empty((num_union,), dtype=torch.int32)
+
+
+_PER_RANK = ("spread_counts", "push_send", "push_recv", "pull_send", "pull_recv")
+
+
+def _minimal_route(indices: Tensor, counts: Tensor, num_rows: int, rank: int) -> tuple[Tensor, ...]:
+    return tuple(
+        torch.empty_like(counts) if field.name in _PER_RANK else indices.new_empty((_dynamic(),))
+        for field in fields(Route)
+    )
+
+
 for _kernel in (
     _scan_rows,
     _bitmap_count,
@@ -139,5 +163,8 @@ for _kernel in (
     _dequantize_rows,
     _balanced_owner,
     _balanced_row,
+    _unite_rows,
+    _minimal_owner,
+    _minimal_route,
 ):
     torch.library.register_fake(f"commlib::{_kernel.__name__[1:]}", _kernel)
