@@ -199,7 +199,7 @@ def test_gradient_checkpointing():
 
 def uneven(rank, n, sparse):
     torch.manual_seed(5)
-    models = [Words(sparse) for _ in range(2)]
+    models = [Words(False), Words(sparse)]
     models[1].load_state_dict(models[0].state_dict())
     reference, ddp = DDP(models[0]), DDP(models[1])
     state = commlib.ddp.register(ddp, "minimal", timeout_s=20.0)
@@ -217,9 +217,40 @@ def uneven(rank, n, sparse):
     state.close()
 
 
+@pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("n", [2, 3])
-def test_join_with_uneven_inputs(n):
-    run_ranks(n, uneven, False)
+def test_join_with_uneven_inputs(n, sparse):
+    run_ranks(n, uneven, sparse)
+
+
+def sparse_adam(rank, n):
+    """SparseAdam takes the sparse result as it is; equal to it on the exact mean gradient."""
+    torch.manual_seed(6)
+    model = nn.Sequential(nn.Embedding(V, D, sparse=True))
+    twin = torch.nn.Parameter(model[0].weight.detach().clone())
+    ddp = DDP(model)
+    state = commlib.ddp.register(ddp, timeout_s=20.0)
+    ours, theirs = torch.optim.SparseAdam(model.parameters()), torch.optim.SparseAdam([twin])
+    for step in range(4):
+        everyone = [
+            torch.randint(0, V, (6,), generator=torch.Generator().manual_seed(10 * step + peer))
+            for peer in range(n)
+        ]
+        ours.zero_grad()
+        ddp(everyone[rank]).pow(2).sum().backward()
+        ours.step()
+        rows = torch.cat(everyone)
+        values = 2 * twin.detach()[rows] / n
+        twin.grad = torch.sparse_coo_tensor(rows.unsqueeze(0), values, twin.shape)
+        theirs.step()
+        assert torch.allclose(model[0].weight, twin, atol=1e-6)
+        assert same_everywhere(model[0].weight)
+    state.close()
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_sparse_adam(n):
+    run_ranks(n, sparse_adam)
 
 
 def subgroups(rank, n):
