@@ -46,6 +46,11 @@ class Buckets:
         """Buckets by position in the union, signs by hash."""
         return cls(1, count, seed, "mean", union)
 
+    @property
+    def alone(self) -> bool:
+        """Whether every row has a bucket of its own, so that a bucket is its row."""
+        return self.union is not None and self.count >= len(self.union)
+
     def omega(self, union: int) -> float:
         """Squared error over signal of `mean`, from collisions alone.
 
@@ -64,8 +69,16 @@ class Buckets:
         place = torch.searchsorted(self.union, indices)
         return ops.scatter_add_rows_(sketch, place % self.count, self._signed(values, indices))
 
+    def encode_filled(self, indices: Tensor, values: Tensor, filled: Tensor) -> Tensor:
+        """Only the placed buckets that the rows fill, `[len(filled), D]`."""
+        if self.alone:
+            return values
+        return self.encode(indices, values).index_select(0, filled)
+
     def decode(self, sketch: Tensor, indices: Tensor, scale: float) -> Tensor:
         """Rows `[U, D]` of the union's `indices` out of `[r c, D]`, times `scale`."""
+        if self.alone:
+            return sketch if scale == 1.0 else sketch * scale
         if self.union is None:
             tables = sketch.view(self.num_hashes, self.count, -1)
             if self.decoder == "peel":
@@ -79,14 +92,12 @@ class Buckets:
         """Buckets that each rank fills, sorted and unique, one list after the other; and counts."""
         counts = index.counts_tensor
         position = unite_rows(index.indices, counts, index.num_rows)[1]
-        if self.union is not None and self.count >= len(self.union):
+        if self.alone:
             return position, counts
         parts = [part.unique() for part in (position % self.count).split(list(index.counts))]
         return torch.cat(parts), torch.tensor([len(part) for part in parts])
 
     def _signed(self, rows: Tensor, indices: Tensor) -> Tensor:
-        """Rows with the sign of their id; as they are where no two share a bucket."""
-        if self.union is not None and self.count >= len(self.union):
-            return rows
+        """Rows with the sign of their id."""
         minus = ops.murmur3_32(indices, self.seed).bitwise_and(1).bool()
         return torch.where(minus.unsqueeze(1), -rows, rows)

@@ -167,7 +167,7 @@ class S2(Reducer):
         buckets = Buckets.placed(union, count, _seed(context.name, state.step))
         filled, counts = buckets.filled(index)
         own = filled.split(counts.tolist())[rank]
-        sketch = buckets.encode(known.indices, feedback.signal)[own]
+        sketch = buckets.encode_filled(known.indices, feedback.signal, own)
         coded = yield from sum_routed_rows(
             request_name(context, state, "sketch"),
             sketch,
