@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
+from commlib.ddp import checkpoint
 from commlib.ddp.agree import check_agreement
 from commlib.ddp.announce import Announcer
 from commlib.ddp.density import DensityWatch
@@ -173,24 +174,7 @@ class State:
 
         Only tensors, numbers and text, so `torch.load(weights_only=True)` reads it.
         """
-        return {
-            "version": 1,
-            "num_ranks": self.num_ranks,
-            "rank": self.rank,
-            "reducer": repr(self.options.reducer),
-            "density": self.density.state_dict(),
-            "tables": {
-                name: {
-                    "step": state.step,
-                    "rows": state.rows,
-                    "union": state.union,
-                    "slot_bytes": state.slot_bytes,
-                    "announce": state.announce,
-                    "residual": state.residual,
-                }
-                for name, state in self.reducer_states.items()
-            },
-        }
+        return checkpoint.save(self)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over what `state_dict` gave, on the same rank of as many ranks.
@@ -198,40 +182,7 @@ class State:
         Raises:
             ValueError: Another world size, rank, reducer or set of tables; nothing is changed.
         """
-        wanted = {
-            "version": 1,
-            "num_ranks": self.num_ranks,
-            "rank": self.rank,
-            "reducer": repr(self.options.reducer),
-        }
-        for key, value in wanted.items():
-            if state_dict.get(key) != value:
-                raise ValueError(
-                    f"the checkpoint's {key} = {state_dict.get(key)!r}, here it is {value!r}:"
-                    " residuals belong to one rank of one world size and one reducer;"
-                    " load on the same layout, or start without this state"
-                )
-        found = self.density.found_in(state_dict["density"])
-        known = {*self.tables, *(found & self.density.names())}
-        theirs = set(state_dict["tables"])
-        if theirs != known:
-            raise ValueError(
-                f"the checkpoint has tables {sorted(theirs - known)} that the model has not, and"
-                f" lacks {sorted(known - theirs)}: load it into the same model"
-            )
-        for name, entry in state_dict["tables"].items():
-            residual = entry["residual"]
-            shape = self.tables[name].shape if name in self.tables else self.density.shape(name)
-            if residual is not None and tuple(residual.shape) != shape:
-                raise ValueError(
-                    f"the checkpoint's residual of {name!r} is {tuple(residual.shape)}, the table"
-                    f" {shape}: load it into the same model"
-                )
-        self.tables.update(self.density.load_state_dict(state_dict["density"]))
-        for name, entry in state_dict["tables"].items():
-            residual = entry["residual"]
-            kept = None if residual is None else residual.clone()
-            self.reducer_states[name] = ReducerState(**{**entry, "residual": kept})
+        checkpoint.load(self, state_dict)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"options": self.options, "state_dict": self.state_dict()}
