@@ -50,7 +50,7 @@ class Auto(Reducer):
         index = context.index
         unknown = state.union < 0 or state.step % RELOOK_STEPS == RELOOK_STEPS - 1
         if index is None and unknown:
-            index = yield from IndexedReducer.find_index(gradient.rows(), state, context)
+            index = yield from IndexedReducer.find_index(gradient, state, context)
             context = replace(context, index=index)
         if index is not None:
             state.rows = index.mean_rows

@@ -40,6 +40,10 @@ class Gradient(ABC):
             self.scan_s += time.perf_counter() - start
         return self._rows
 
+    def indices(self) -> Tensor:
+        """The ids of the rows alone, where that is less work than the rows."""
+        return self.rows().indices
+
     @abstractmethod
     def _find_rows(self) -> SparseRows: ...
 
@@ -56,9 +60,17 @@ class DenseGradient(Gradient):
         self._matrix = matrix
         self.num_rows, self.dim = int(matrix.shape[0]), int(matrix.shape[1])
         self.dtype = matrix.dtype
+        self._indices: Tensor | None = None
+
+    def indices(self) -> Tensor:
+        if self._indices is None:
+            start = time.perf_counter()
+            self._indices = ops.bitmap_to_indices(ops.scan_rows(self._matrix), self.num_rows)
+            self.scan_s += time.perf_counter() - start
+        return self._indices
 
     def _find_rows(self) -> SparseRows:
-        indices = ops.bitmap_to_indices(ops.scan_rows(self._matrix), self.num_rows)
+        indices = self.indices()
         return SparseRows(indices, ops.gather_rows(self._matrix, indices), self.num_rows)
 
     def dense(self) -> Tensor:
@@ -93,6 +105,11 @@ class SparseGradient(Gradient):
         self._tensor = tensor
         self.num_rows, self.dim = int(tensor.shape[0]), int(tensor.shape[1])
         self.dtype = tensor.dtype
+
+    def indices(self) -> Tensor:
+        if self._rows is not None or self._tensor.is_coalesced():
+            return self.rows().indices
+        return ops.unique_ids(self._tensor._indices()[0], self.num_rows)
 
     def _find_rows(self) -> SparseRows:
         indices, values = self._tensor._indices()[0], self._tensor._values()

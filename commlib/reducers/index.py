@@ -10,13 +10,14 @@ the longest ids of the last round needed and a quarter more, so it is agreed wit
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from commlib import ops
-from commlib.collectives.requests import AllGather, Protocol
+from commlib.collectives.requests import AllGather, Later, Protocol
 from commlib.errors import CommError
 from commlib.route import unite_rows
 from commlib.rows import SparseRows
@@ -91,9 +92,17 @@ class Index:
 
 
 def index_round(
-    name: str, indices: Tensor, num_rows: int, slot_bytes: int, rank: int, num_ranks: int
+    name: str,
+    indices: Tensor,
+    num_rows: int,
+    slot_bytes: int,
+    rank: int,
+    num_ranks: int,
+    meanwhile: Callable[[], object] = lambda: None,
 ) -> Protocol[Index]:
     """Tell every rank the own `indices` (sorted, unique) and learn theirs.
+
+    `meanwhile` is called once they travel: work that does not need the answer.
 
     Steps 1 (2 where a slot was too short), bytes (n-1)(24 + slot) and the excess.
 
@@ -107,7 +116,10 @@ def index_round(
     slot[:HEADER_BYTES] = header.view(torch.uint8)
     first = payload[:slot_bytes]
     slot[HEADER_BYTES : HEADER_BYTES + len(first)] = first
-    slots = yield AllGather(name=name, tensor=slot, sizes=(len(slot),) * num_ranks)
+    gathering = AllGather(name=name, tensor=slot, sizes=(len(slot),) * num_ranks)
+    travelling = yield Later(gathering)
+    meanwhile()
+    slots = yield travelling
     slots = slots.view(num_ranks, len(slot))
 
     headers = slots[:, :HEADER_BYTES].reshape(-1).view(torch.int64).view(num_ranks, 3).tolist()

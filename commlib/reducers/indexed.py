@@ -33,9 +33,9 @@ class IndexedReducer(Reducer):
     def protocol(
         self, gradient: Gradient, state: ReducerState, context: Context
     ) -> Protocol[Reduced]:
-        rows = gradient.rows()
         index = context.index
         if index is not None:
+            rows = gradient.rows()
             covered = index.cover(rows, context.rank)
             guard = Guard(active=index.announced, raised=covered is None)
             if covered is None:
@@ -44,23 +44,25 @@ class IndexedReducer(Reducer):
             if result is not None:
                 return self._done(result, rows, index, state)
             state.announce = False
-        index = yield from self.find_index(rows, state, context)
+        index = yield from self.find_index(gradient, state, context)
+        rows = gradient.rows()
         result = yield from self.exchange(rows, index, state, context, Guard(active=False))
         assert result is not None
         return self._done(result, rows, index, state)
 
     @staticmethod
-    def find_index(rows: SparseRows, state: ReducerState, context: Context) -> Protocol[Index]:
-        """The index round over the gradient's own rows."""
+    def find_index(gradient: Gradient, state: ReducerState, context: Context) -> Protocol[Index]:
+        """The index round over the gradient's own rows, whose values are put in order meanwhile."""
         if state.slot_bytes < 0:
-            state.slot_bytes = first_slot(rows.num_rows)
+            state.slot_bytes = first_slot(gradient.num_rows)
         index = yield from index_round(
             request_name(context, state, "index"),
-            rows.indices,
-            rows.num_rows,
+            gradient.indices(),
+            gradient.num_rows,
             state.slot_bytes,
             context.rank,
             context.num_ranks,
+            gradient.rows,
         )
         state.slot_bytes = index.next_slot_bytes
         return index

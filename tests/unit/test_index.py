@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commlib.collectives.local import LocalTransport
+from commlib.collectives.requests import Ticket
 from commlib.errors import CommError
 from commlib.reducers import REDUCERS, AllGatherRows, Minimal
 from commlib.reducers.index import FIRST_SLOT_BYTES, HEADER_BYTES, Index, first_slot, index_round
@@ -83,9 +84,11 @@ def test_a_rank_at_another_request_is_named():
         index_round(name, torch.tensor([1]), 10, 2, rank, 2)
         for rank, name in enumerate(("a@3.announce", "a@4.announce"))
     ]
-    requests = [next(protocol) for protocol in protocols]
+    requests = [next(protocol).request for protocol in protocols]
     slots = torch.cat([request.tensor for request in requests])
     for rank, protocol in enumerate(protocols):
+        ticket = Ticket(requests[rank], lambda: slots)
+        assert protocol.send(ticket) is ticket
         with pytest.raises(CommError, match=rf"rank {1 - rank} is at another request") as caught:
             protocol.send(slots)
         assert caught.value.rank == rank
