@@ -17,6 +17,7 @@ from commlib.collectives.board import Board
 from commlib.collectives.exchange import Exchange, start_exchange
 from commlib.collectives.reduce import combine
 from commlib.collectives.requests import (
+    RING_BYTES,
     AllGather,
     AllReduce,
     AllToAll,
@@ -34,8 +35,6 @@ from commlib.collectives.requests import (
 )
 from commlib.errors import CommError
 
-# From here on Gloo's ring moves a sum faster than a direct exchange (docs/results/transport.md).
-RING_BYTES = 1 << 20
 _POLL_S = 0.5
 _ROLL_CALL_S = 2.0
 _LOST = "lost its peers in"

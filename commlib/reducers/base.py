@@ -122,7 +122,7 @@ class Reducer(ABC):
 
     def estimate_bytes(self, workload: Workload) -> float:
         """Bytes that a rank sends on average; equal to what `LocalTransport` counts."""
-        return sum(step.num_bytes for step in self.steps(workload) if step.kind == "exchange")
+        return sum(step.num_bytes for step in self.steps(workload) if step.kind != "local")
 
 
 def request_name(context: Context, state: ReducerState, what: str) -> str:

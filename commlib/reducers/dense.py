@@ -33,7 +33,7 @@ class Dense(Reducer):
 
     def steps(self, workload: Workload) -> tuple[Step, ...]:
         num_bytes = workload.num_rows * workload.row_bytes
-        exchange = all_reduce_steps(num_bytes, workload.num_ranks, local=True)
+        exchange = all_reduce_steps(num_bytes, workload.num_ranks, workload.element_bytes)
         if workload.dense_input:
             return tuple(exchange)
         # Rows are scattered into a matrix, and the result is scanned for rows.

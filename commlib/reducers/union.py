@@ -10,7 +10,14 @@ import torch
 from torch import Tensor
 
 from commlib import ops
-from commlib.collectives.requests import AllGather, AllReduce, AllToAll, Protocol, chunk_sizes
+from commlib.collectives.requests import (
+    RING_BYTES,
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Protocol,
+    chunk_sizes,
+)
 from commlib.reducers.base import Context, Reduced, Reducer, ReducerState, request_name
 from commlib.reducers.gradient import Gradient
 from commlib.rows import SparseRows
@@ -50,7 +57,7 @@ class Union(Reducer):
         return (
             Step("local", (workload.rows + workload.union) * workload.row_bytes),
             *all_reduce_steps(workload.bitmap_bytes, workload.num_ranks),
-            *all_reduce_steps(values, workload.num_ranks, local=True),
+            *all_reduce_steps(values, workload.num_ranks, workload.element_bytes),
             Step("local", workload.union * workload.row_bytes),
         )
 
@@ -67,8 +74,12 @@ def union_rows(rows: SparseRows, state: ReducerState, context: Context) -> Proto
     return ops.bitmap_to_indices(bitmap, rows.num_rows)
 
 
-def all_reduce_steps(num_bytes: float, num_ranks: int, *, local: bool = False) -> Sequence[Step]:
-    """The two exchanges of an allreduce of `num_bytes`, and the sum between where it counts."""
+def all_reduce_steps(num_bytes: float, num_ranks: int, element_bytes: int = 1) -> Sequence[Step]:
+    """An allreduce of `num_bytes`: two exchanges and the sum between, or a ring where it is large.
+
+    `element_bytes` tells whether a ring can sum it: 4 and 8 do, halves and bitmaps do not.
+    """
     half = num_bytes * (num_ranks - 1) / num_ranks
-    between = (Step("local", 2 * num_bytes),) if local else ()
-    return (Step("exchange", half), *between, Step("exchange", half))
+    if element_bytes >= 4 and num_bytes >= RING_BYTES:
+        return (Step("ring", 2 * half),)
+    return (Step("exchange", half), Step("local", 2 * num_bytes), Step("exchange", half))

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-StepKind = Literal["exchange", "local"]
+StepKind = Literal["exchange", "ring", "local"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -16,7 +16,8 @@ class Link:
 
     Args:
         alpha_s: Seconds of one direct exchange of nothing between all ranks.
-        beta_s: Seconds per byte that a rank sends.
+        beta_s: Seconds per byte that a rank sends directly.
+        ring_s: Seconds per byte that a rank sends in a ring allreduce; None: as beta_s.
         memory_s: Seconds per byte of rows gathered, scattered or summed.
 
     Raises:
@@ -27,11 +28,14 @@ class Link:
 
     alpha_s: float = 1e-3
     beta_s: float = 8e-9
+    ring_s: float | None = None
     memory_s: float = 5e-10
 
     def __post_init__(self) -> None:
-        for name in ("alpha_s", "beta_s", "memory_s"):
+        for name in ("alpha_s", "beta_s", "ring_s", "memory_s"):
             value = getattr(self, name)
+            if name == "ring_s" and value is None:
+                continue
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"{name} = {value} must be a finite number of seconds >= 0")
 
@@ -41,6 +45,9 @@ class Link:
         for step in steps:
             if step.kind == "exchange":
                 total += self.alpha_s + step.num_bytes * self.beta_s
+            elif step.kind == "ring":
+                ring_s = self.beta_s if self.ring_s is None else self.ring_s
+                total += 2 * self.alpha_s + step.num_bytes * ring_s
             else:
                 total += step.num_bytes * self.memory_s
         return total
@@ -48,10 +55,11 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step of an algorithm: a direct exchange, or local work over rows.
+    """One step of an algorithm: a direct exchange, a ring allreduce, or local work over rows.
 
     Args:
-        kind: `exchange` counts bytes that a rank sends on average; `local` bytes it handles.
+        kind: `exchange` and `ring` (a large allreduce) count bytes that a rank sends on average;
+            `local` bytes it handles.
         num_bytes: Those bytes.
     """
 

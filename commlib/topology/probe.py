@@ -14,13 +14,14 @@ from commlib.collectives.requests import AllReduce, AllToAll
 from commlib.topology.link import Link
 
 _PROBE_PART_BYTES = 1 << 20
-_PROBE_ROWS, _PROBE_DIM = 4096, 128
+_PROBE_RING_ELEMENTS = 1 << 19
+_PROBE_ROWS, _PROBE_DIM = 16_384, 128
 
 
 def probe_link(transport: C10dTransport, *, num_trials: int = 5) -> Link:
-    """Time a direct exchange of nothing and of 1 MiB a peer, and a scatter-add of rows.
+    """Time a direct exchange of nothing and of 1 MiB a peer, a ring of 2 MiB, and local work.
 
-    Collective: every rank of the transport's group calls it. Takes about 0.1 s on a 1 Gbit/s
+    Collective: every rank of the transport's group calls it. Takes about 0.2 s on a 1 Gbit/s
     link with four ranks.
 
     Args:
@@ -35,25 +36,34 @@ def probe_link(transport: C10dTransport, *, num_trials: int = 5) -> Link:
     num_ranks = transport.num_ranks
     empty = torch.zeros(8 * num_ranks, dtype=torch.uint8)
     full = torch.zeros(_PROBE_PART_BYTES * num_ranks, dtype=torch.uint8)
+    summed = torch.zeros(_PROBE_RING_ELEMENTS)
 
     def exchange(data: torch.Tensor) -> None:
         sizes = (len(data) // num_ranks,) * num_ranks
         transport.carry(AllToAll(name="probe", tensor=data, send=sizes, recv=sizes))
 
+    def ring() -> None:
+        transport.carry(AllReduce(name="probe.ring", tensor=summed))
+
     alpha = _median_s(lambda: exchange(empty), num_trials)
     whole = _median_s(lambda: exchange(full), max(2, num_trials // 2))
+    around = _median_s(ring, max(2, num_trials // 2))
     sent = _PROBE_PART_BYTES * (num_ranks - 1)
+    ring_sent = 2 * (num_ranks - 1) / num_ranks * summed.numel() * 4
     beta = max(0.0, whole - alpha) / sent if sent else 0.0
-
-    rows = torch.zeros(_PROBE_ROWS, _PROBE_DIM)
-    order = torch.arange(_PROBE_ROWS)
-    target = torch.zeros_like(rows)
-    memory = _median_s(lambda: ops.scatter_add_rows_(target, order, rows), num_trials)
-    readings = torch.tensor([alpha, beta, memory / (rows.numel() * 4)], dtype=torch.float64)
+    ring_beta = max(0.0, around - 2 * alpha) / ring_sent if sent else 0.0
+    readings = torch.tensor([alpha, beta, ring_beta, _memory_s(num_trials)], dtype=torch.float64)
     agreed = transport.carry(AllReduce(name="probe.agree", tensor=readings, op="mean"))
     assert isinstance(agreed, torch.Tensor)
-    alpha_s, beta_s, memory_s = agreed.tolist()
-    return Link(alpha_s=alpha_s, beta_s=beta_s, memory_s=memory_s)
+    alpha_s, beta_s, ring_s, memory_s = agreed.tolist()
+    return Link(alpha_s=alpha_s, beta_s=beta_s, ring_s=ring_s, memory_s=memory_s)
+
+
+def _memory_s(num_trials: int) -> float:
+    """Seconds per byte of rows gathered into fresh memory, as reducers do, larger than caches."""
+    rows = torch.zeros(_PROBE_ROWS, _PROBE_DIM)
+    order = torch.arange(_PROBE_ROWS)
+    return _median_s(lambda: ops.gather_rows(rows, order), num_trials) / (rows.numel() * 4)
 
 
 def _median_s(call: Callable[[], object], num_trials: int) -> float:
