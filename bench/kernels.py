@@ -14,7 +14,7 @@ import argparse
 import dataclasses
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from rich.console import Console
@@ -84,16 +84,17 @@ def sketch_cases(dtype: torch.dtype, num_bytes: int, dim: int, seed: int) -> Ite
     one = ops.sketch_encode(ids, rows, 1, small, 7)
     three = ops.sketch_encode(ids, rows, 3, large, 7)
 
+    def decode(sketch: Tensor, decoder: Literal["mean", "median"]) -> Tensor:
+        return ops.sketch_decode(sketch, ids, 7, decoder, dtype=dtype)  # rows as they came
+
     def both() -> Tensor:
-        return ops.sketch_decode(ops.sketch_encode(ids, rows, 1, small, 7), ids, 7, "mean")
+        return decode(ops.sketch_encode(ids, rows, 1, small, 7), "mean")
 
     yield Case("sketch_encode r=1", row_bytes, lambda: ops.sketch_encode(ids, rows, 1, small, 7))
-    yield Case("sketch_decode mean r=1", row_bytes, lambda: ops.sketch_decode(one, ids, 7, "mean"))
+    yield Case("sketch_decode mean r=1", row_bytes, lambda: decode(one, "mean"))
     yield Case("encode+decode", 2 * row_bytes, both)
     yield Case("sketch_encode r=3", row_bytes, lambda: ops.sketch_encode(ids, rows, 3, large, 7))
-    yield Case(
-        "sketch_decode median r=3", row_bytes, lambda: ops.sketch_decode(three, ids, 7, "median")
-    )
+    yield Case("sketch_decode median r=3", row_bytes, lambda: decode(three, "median"))
     yield Case("sketch_peel r=3", row_bytes, lambda: ops.sketch_peel(three, ids, 7))
 
 

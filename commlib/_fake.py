@@ -92,9 +92,14 @@ def _sketch_encode(
 
 
 def _sketch_decode(
-    sketch: Tensor, indices: Tensor, seed: int, decoder: str, scale: float = 1.0
+    sketch: Tensor,
+    indices: Tensor,
+    seed: int,
+    decoder: str,
+    scale: float = 1.0,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
-    return sketch.new_empty((indices.shape[0], sketch.shape[2]))
+    return sketch.new_empty((indices.shape[0], sketch.shape[2]), dtype=dtype or sketch.dtype)
 
 
 def _sketch_peel(sketch: Tensor, indices: Tensor, seed: int) -> tuple[Tensor, Tensor]:

@@ -425,6 +425,7 @@ def sketch_decode(
     seed: int,
     decoder: Literal["mean", "median"],
     scale: float = 1.0,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Estimates rows from a sketch.
 
@@ -436,9 +437,10 @@ def sketch_decode(
             ``median`` of the r estimates (of an even r the mean of the middle two; NaN if any
             estimate is NaN).
         scale: factor of every estimate.
+        dtype: of the result; for a float32 sketch also float16 or bfloat16, rounded once.
 
     Returns:
-        ``[U, D]`` of the sketch's dtype.
+        ``[U, D]`` of that dtype, by default the sketch's.
 
     Raises:
         TypeError, ValueError: dtypes, shapes or ranges do not fit; an unknown decoder.
@@ -448,7 +450,7 @@ def sketch_decode(
     _check_sketch(sketch, indices, seed)
     if decoder not in ("mean", "median"):
         raise ValueError(f"decoder = {decoder!r} must be 'mean' or 'median'")
-    return _tensor(_ops.sketch_decode, sketch, indices, seed, decoder, scale)
+    return _tensor(_ops.sketch_decode, sketch, indices, seed, decoder, scale, dtype)
 
 
 def sketch_peel(sketch: Tensor, indices: Tensor, seed: int) -> tuple[Tensor, Tensor]:

@@ -24,8 +24,8 @@ STABLE_TORCH_LIBRARY(commlib, m) {
       "sketch_encode(Tensor indices, Tensor values, int num_hashes, int num_buckets, int seed, "
       "float scale=1.0) -> Tensor");
   m.def(
-      "sketch_decode(Tensor sketch, Tensor indices, int seed, str decoder, float scale=1.0) -> "
-      "Tensor");
+      "sketch_decode(Tensor sketch, Tensor indices, int seed, str decoder, float scale=1.0, "
+      "ScalarType? dtype=None) -> Tensor");
   m.def("sketch_peel(Tensor sketch, Tensor indices, int seed) -> (Tensor, Tensor)");
   m.def("quantize_rows(Tensor values, int bits) -> Tensor");
   m.def("dequantize_rows(Tensor packed, int dim, int bits) -> Tensor");

@@ -65,6 +65,18 @@ def test_encode_is_its_twin(
     assert same_bits(got, want)
 
 
+@pytest.mark.parametrize("decoder", ["mean", "median"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_decode_to_halves_rounds_once(dtype: torch.dtype, decoder: str) -> None:
+    sketch, ids = torch.randn(3, 20, 300), torch.arange(50)
+    got = ops.sketch_decode(sketch, ids, 5, decoder, 0.3, dtype)
+    assert torch.equal(got, ops.sketch_decode(sketch, ids, 5, decoder, 0.3).to(dtype))
+    with pytest.raises(TypeError, match="float64"):
+        ops.sketch_decode(sketch, ids, 5, decoder, 0.3, torch.float64)
+    with pytest.raises(TypeError, match="float64"):
+        ops.sketch_decode(sketch.double(), ids, 5, decoder, 0.3, dtype)
+
+
 @given(
     st.integers(0, 25),
     dims,
