@@ -258,8 +258,10 @@ class C10dTransport:
 
 
 def _done(work: dist.Work) -> bool:
-    """Wait a little. The text tells this wait's end from Gloo's own timeout; whether the work is
-    complete does not, since it may have completed between the two.
+    """Wait a little; whether the work is done.
+
+    The text tells the end of this wait from Gloo's own timeout. Whether the work is complete does
+    not: it may have completed between the two.
     """
     try:
         work.wait(timedelta(seconds=_POLL_S))
