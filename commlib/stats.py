@@ -77,9 +77,13 @@ class Recorder:
     def __init__(self, rank: int, trace: str | Path | None) -> None:
         self._rank = rank
         self._records: deque[Record] = deque(maxlen=MAX_RECORDS)
+        if trace is not None and not isinstance(trace, (str, Path)):
+            raise TypeError(f"trace = {trace!r} must be the path of a file, or None")
         self._path = None if trace is None else _rank_path(Path(trace), rank)
         if self._path is not None and not self._path.parent.is_dir():
             raise ValueError(f"trace = {str(trace)!r}: the folder does not exist; make it first")
+        if self._path is not None and self._path.is_dir():
+            raise ValueError(f"trace = {str(trace)!r} is a folder: give the path of a file in it")
 
     def add(self, record: Record) -> None:
         """Append; the oldest falls out beyond 20,000."""
@@ -123,7 +127,7 @@ def _events(record: Record, rank: int) -> Sequence[dict[str, Any]]:
                     "ts": start * 1e6,
                     "dur": seconds * 1e6,
                     "pid": rank,
-                    "tid": "data",
+                    "tid": "dense" if record.parameter.startswith("bucket") else "data",
                     "args": {
                         "step": record.step,
                         "reducer": record.reducer,

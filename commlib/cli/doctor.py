@@ -62,8 +62,8 @@ def find_installed() -> list[Finding]:
         _find_torch(),
         _find_cuda(),
         _find_tool("nvcc", "only needed to build CUDA kernels ahead of time"),
-        _find_package("horovod", "pip install 'commlib[horovod]'"),
-        _find_package("cupy", "pip install 'commlib[cupy12]' or 'commlib[cupy13]'"),
+        _find_package("horovod", "pip install '.[horovod]'"),
+        _find_package("cupy", "pip install '.[cupy12]' or '.[cupy13]'"),
     ]
 
 

@@ -49,6 +49,8 @@ def demo(
     names = [name.strip() for name in methods.split(",") if name.strip()]
     settings = Settings() if steps is None else Settings(steps=steps)
     try:
+        if not names:
+            raise ValueError(f"--methods {methods!r} names no method")
         run_demo(
             methods=names,
             ranks=ranks,
@@ -58,7 +60,7 @@ def demo(
             out=out,
             console=console,
         )
-    except (ImportError, RuntimeError, ValueError) as error:
+    except (ImportError, OSError, RuntimeError, ValueError) as error:
         console.print(f"[red]commlib demo:[/red] {escape(str(error))}", highlight=False)
         raise typer.Exit(1) from error
 

@@ -37,6 +37,7 @@ from commlib.errors import CommError
 
 _POLL_S = 0.5
 _ROLL_CALL_S = 2.0
+_LATE = "no answer"
 _LOST = "lost its peers in"
 _RING_OPS: dict[str, Any] = {
     "sum": dist.ReduceOp.SUM,
@@ -143,9 +144,9 @@ class C10dTransport:
         deadline = time.monotonic() + self.timeout_s
         while exchange.gate is not None and not _done(exchange.gate):
             if self.board.read():
-                raise self._lost(request, "they lost others")
+                raise self._lost(request, f"{_LATE}, as other ranks report")
             if time.monotonic() > deadline:
-                raise self._lost(request, f"no answer within {self.timeout_s:g} s")
+                raise self._lost(request, f"{_LATE} within {self.timeout_s:g} s")
         for work in exchange.direct:
             work.wait(timedelta(seconds=self.timeout_s))
 
@@ -161,6 +162,12 @@ class C10dTransport:
                 return self._broken(f"{who} gone or stuck ({why})", request)
         for peer, text in reasons.items():
             return self._broken(f"rank {peer} failed: {text}", request)
+        if why.startswith(_LATE):
+            return self._broken(
+                f"{why}, though all ranks are alive: some rank has not asked for this; did every"
+                " rank run the same training forward and backward passes?",
+                request,
+            )
         return self._broken(f"the connection broke ({why})", request)
 
     def _reasons(self) -> dict[int, str]:

@@ -17,6 +17,8 @@ from commlib.reducers import Reducer
 
 __all__ = ["State", "hook", "register"]
 
+OPTIONS = {"tables", "dense", "find_sparse", "link", "timeout_s", "trace"}
+
 
 def hook(state: State, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """DDP communication hook; `ddp.register_comm_hook(commlib.ddp.State(ddp), commlib.ddp.hook)`.
@@ -48,6 +50,9 @@ def register(
     Raises:
         ValueError, TypeError: As `State`, at once and on every rank.
     """
+    unknown = sorted(set(options) - OPTIONS)
+    if unknown:
+        raise TypeError(f"register() has no option {unknown}; there are {sorted(OPTIONS)}")
     state = State(ddp, reducer, **options)
     ddp.register_comm_hook(state, hook)
     return state

@@ -24,6 +24,8 @@ from commlib.ddp.tables import Table
 from commlib.errors import CommError
 from commlib.reducers.index import Index, first_slot, index_round
 
+MAX_LOOKUPS = 64  # of a table; then they are merged
+
 
 @dataclass(frozen=True, slots=True)
 class Announced:
@@ -104,8 +106,10 @@ class Announcer:
     def record(self, name: str, ids: Tensor, padding: int | None) -> None:
         """Note ids that were looked up, if their gradient may be reduced."""
         if self._ddp.training and torch.is_grad_enabled() and self._wanted(name):
-            drop = -1 if padding is None else padding
-            self._lookups[name].ids.append((ids.detach().clone(), drop))
+            lookups, drop = self._lookups[name], -1 if padding is None else padding
+            if len(lookups.ids) >= MAX_LOOKUPS:  # forward passes that no backward pass follows
+                lookups.ids[:] = [(_unique(list(lookups.ids), lookups.table.shape[0])(), -1)]
+            lookups.ids.append((ids.detach().clone(), drop))
 
     def _after_forward(self, ddp: nn.Module, inputs: object, output: object) -> None:
         # Not in evaluation mode: one rank may evaluate alone, with gradients left on.

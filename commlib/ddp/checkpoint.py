@@ -32,6 +32,10 @@ def load(state: State, saved: Mapping[str, Any]) -> None:
     Raises:
         ValueError: Another layout or set of tables; nothing is changed.
     """
+    if not (isinstance(saved, Mapping) and {"version", "density", "tables"} <= set(saved)):
+        raise ValueError(
+            f"{type(saved).__name__} is no state that commlib saved: pass what state_dict() gave"
+        )
     for key, value in _layout(state).items():
         if saved.get(key) != value:
             raise ValueError(

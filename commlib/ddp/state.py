@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ from commlib.stats import Recorder
 from commlib.topology import Link, probe_link
 
 DenseWire = Literal["fp16", "bf16"]
+MAX_TIMEOUT_S = 1e6
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,9 +56,12 @@ class Options:
             raise TypeError(f"link = {self.link!r} must be a commlib.topology.Link or None")
         if not isinstance(self.find_sparse, bool):
             raise TypeError(f"find_sparse = {self.find_sparse!r} must be True or False")
-        number = isinstance(self.timeout_s, (int, float))
-        if not (number and math.isfinite(self.timeout_s) and self.timeout_s > 0):
-            raise ValueError(f"timeout_s = {self.timeout_s!r} must be a number of seconds > 0")
+        number = isinstance(self.timeout_s, (int, float)) and not isinstance(self.timeout_s, bool)
+        if not (number and 0 < self.timeout_s <= MAX_TIMEOUT_S):
+            raise ValueError(
+                f"timeout_s = {self.timeout_s!r} must be a number of seconds > 0,"
+                f" at most {MAX_TIMEOUT_S:g}"
+            )
 
 
 class State:
@@ -76,7 +79,9 @@ class State:
             by rows from the fourth step on.
         link: `commlib.topology.Link`; None measures it at once (about 0.1 s), where needed, and
             takes the default under `torch.use_deterministic_algorithms`.
-        timeout_s: Longest wait for one request before a CommError.
+        timeout_s: Longest wait for one request before a CommError. Ranks have to run the same
+            training forward passes and backward passes; a rank that skips or adds one (under
+            `no_grad` or in evaluation mode it may) ends all of them after this time.
         trace: Path of a Chrome trace, written by `write_trace`, `close` or at exit.
 
     Raises:
@@ -99,13 +104,18 @@ class State:
         trace: str | Path | None = None,
     ) -> None:
         group = _group_of(ddp)
+        if getattr(ddp, "_comm_hooks", None):
+            raise ValueError(
+                "this DDP instance has a communication hook already, and DDP takes one only:"
+                " wrap the model anew to register another"
+            )
         self.rank, self.num_ranks = group.rank(), group.size()
         named = dict(ddp.module.named_parameters())
         try:
             _check_devices(named)
             self.options = Options(
                 reducer=as_reducer(reducer),
-                tables=(tables,) if isinstance(tables, str) else tuple(tables),
+                tables=_names(tables),
                 dense=dense,
                 find_sparse=find_sparse,
                 link=link,
@@ -113,7 +123,7 @@ class State:
             )
             self.tables = find_tables(ddp.module, self.options.tables)
             self.recorder = Recorder(self.rank, trace)
-        except (ValueError, TypeError) as mistake:
+        except Exception as mistake:  # whatever it is, the other ranks must not wait for this one
             check_agreement({}, group, mistake)
             raise
         check_agreement(_facts(self.options, named, self.tables), group)
@@ -207,6 +217,17 @@ def _group_of(ddp: DistributedDataParallel) -> dist.ProcessGroup:
         )
     group: dist.ProcessGroup = ddp.process_group
     return group
+
+
+def _names(tables: Iterable[str]) -> tuple[str, ...]:
+    names = (tables,) if isinstance(tables, str) else tuple(tables)
+    for name in names:
+        if not isinstance(name, str):
+            raise TypeError(
+                f"tables holds {type(name).__name__}: give parameters by name, as in"
+                " ddp.module.named_parameters()"
+            )
+    return names
 
 
 def _check_devices(named: Mapping[str, torch.nn.Parameter]) -> None:

@@ -31,7 +31,9 @@ def as_reducer(reducer: Reducer | str | None) -> Reducer:
         return reducer
     if isinstance(reducer, str):
         if reducer not in REDUCERS:
-            raise ValueError(f"reducer = {reducer!r} must be one of {sorted(REDUCERS)}")
+            raise ValueError(
+                f"reducer = {reducer!r} must be one of {sorted(REDUCERS)}; 'auto' is exact"
+            )
         return REDUCERS[reducer]()
     raise TypeError(
         f"reducer = {reducer!r} must be a name of {sorted(REDUCERS)} or a config such as"

@@ -39,6 +39,7 @@ from commlib.topology.link import Step, Workload
 
 Decoder = Literal["mean", "median", "peel"]
 WireName = Literal["fp32", "bf16", "int8", "int6", "int4"]
+MAX_RATIO = 1000.0  # a sketch so large is a mistake
 _HASHES: dict[str, int] = {"mean": 1, "median": 3, "peel": 3}
 _FINEST_FIRST = ("fp32", "bf16", "int8", "int6", "int4")
 
@@ -81,12 +82,19 @@ class S2(Reducer):
     def __post_init__(self) -> None:
         if not isinstance(self.ratio, (int, float)) or isinstance(self.ratio, bool):
             raise TypeError(f"ratio = {self.ratio!r} must be a number, for instance 0.25")
-        if not (math.isfinite(self.ratio) and self.ratio > 0):
-            raise ValueError(f"ratio = {self.ratio} must be a finite number > 0, for instance 0.25")
-        if self.decoder not in _HASHES:
+        if not (math.isfinite(self.ratio) and 0 < self.ratio <= MAX_RATIO):
+            raise ValueError(
+                f"ratio = {self.ratio} must be a finite number > 0, for instance 0.25, at most"
+                f" {MAX_RATIO:g}"
+            )
+        if self.error_feedback not in (None, True, False):
+            raise TypeError(f"error_feedback = {self.error_feedback!r} must be a bool or None")
+        if not isinstance(self.decoder, str) or self.decoder not in _HASHES:
             raise ValueError(f"decoder = {self.decoder!r} must be one of {sorted(_HASHES)}")
-        if self.wire is not None and self.wire not in WIRES:
+        if self.wire is not None and str(self.wire) not in WIRES:
             raise ValueError(f"wire = {self.wire!r} must be None or one of {sorted(WIRES)}")
+        if not (self.num_hashes is None or type(self.num_hashes) is int):
+            raise TypeError(f"num_hashes = {self.num_hashes!r} must be a whole number or None")
         if self.num_hashes is not None and not 1 <= self.num_hashes <= ops.MAX_HASHES:
             raise ValueError(
                 f"num_hashes = {self.num_hashes} must lie between 1 and {ops.MAX_HASHES}"

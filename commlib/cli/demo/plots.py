@@ -98,7 +98,7 @@ def bytes_by_step(records: Sequence[Record]) -> str:
         )
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axes.legend(frameon=False, loc="center right")
+        axes.legend(frameon=False, loc=(0.6, 0.52))
         return _svg(figure)
 
 

@@ -105,7 +105,7 @@ def _header(summaries: Sequence[Summary]) -> str:
 
 
 def _signed(loss: float) -> str:
-    return "0" if abs(loss) < 5e-4 else f"{loss:+.3f}".replace("-", "\N{MINUS SIGN}")
+    return "&lt; 0.001" if abs(loss) < 5e-4 else f"{loss:+.3f}".replace("-", "\N{MINUS SIGN}")
 
 
 def _table(summaries: Sequence[Summary]) -> str:
