@@ -39,7 +39,22 @@ def mistakes(rank, n):
         message(register, ddp, timeout_s="soon"),
         message(register, ddp, trace="/nowhere/at/all.json"),
         message(register, ddp, find_sparse="no"),
+        message(register, ddp, tables=[ddp.module.words.weight]),
+        message(register, ddp, timeout_s=1e15),
+        message(register, ddp, timeout_s=True),
+        message(register, ddp, trace=os.getcwd()),
+        message(register, ddp, trace=5),
+        message(register, ddp, colour="red"),
+        message(register, ddp, "exact"),
+        twice(ddp),
     ]
+
+
+def twice(ddp):
+    state = commlib.ddp.register(ddp, "minimal")
+    text = message(commlib.ddp.register, ddp)
+    state.close()
+    return text
 
 
 def test_mistakes_name_the_value_and_the_remedy():
@@ -59,6 +74,14 @@ def test_mistakes_name_the_value_and_the_remedy():
         assert "timeout_s = 'soon' must be a number of seconds > 0" in texts[8]
         assert "trace = '/nowhere/at/all.json': the folder does not exist" in texts[9]
         assert "find_sparse = 'no' must be True or False" in texts[10]
+        assert "TypeError: tables holds Parameter: give parameters by name" in texts[11]
+        assert "timeout_s = 1000000000000000.0 must be" in texts[12]
+        assert "timeout_s = True must be" in texts[13]
+        assert "is a folder" in texts[14]
+        assert "trace = 5 must be the path of a file" in texts[15]
+        assert "register() has no option ['colour']" in texts[16]
+        assert "'auto' is exact" in texts[17]
+        assert "has a communication hook already" in texts[18]
 
 
 def test_no_process_group():
@@ -85,6 +108,7 @@ def unlike(rank, n):
         message(register, ddp, dense="int8" if first else None),
         message(register, ddp, trace="/nowhere/at/all.json" if first else None),
         message(register, ddp, "powersgd" if first else None),
+        message(register, ddp, tables=[5] if first else []),
     ]
 
 
@@ -100,7 +124,7 @@ def test_ranks_that_differ_are_all_told():
             )
             assert "ranks [0]: " in text and "ranks [1]: " in text
         for text, what in zip(
-            texts[6:], ("nothing", "int8", "/nowhere/at/all.json", "powersgd"), strict=True
+            texts[6:], ("nothing", "int8", "/nowhere/at/all.json", "powersgd", "int"), strict=True
         ):
             assert what in text, (rank, text)
             if rank == 1:
