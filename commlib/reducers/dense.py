@@ -36,5 +36,5 @@ class Dense(Reducer):
         exchange = all_reduce_steps(num_bytes, workload.num_ranks, workload.element_bytes)
         if workload.dense_input:
             return tuple(exchange)
-        # Rows are scattered into a matrix, and the result is scanned for rows.
-        return (Step("local", num_bytes), *exchange, Step("local", 2 * num_bytes))
+        # Rows are scattered into a cleared matrix; the result is scanned, and its rows gathered.
+        return (Step("local", 2 * num_bytes), *exchange, Step("local", 3 * num_bytes))

@@ -52,6 +52,12 @@ class Gradient(ABC):
         """The `[V, D]` matrix; may be the gradient's own memory."""
 
 
+def scattered(rows: SparseRows) -> Tensor:
+    """The `[V, D]` matrix of rows, zeros elsewhere."""
+    matrix = torch.zeros(rows.num_rows, rows.dim, dtype=rows.values.dtype)
+    return ops.scatter_rows_(matrix, rows.indices, rows.values)
+
+
 class DenseGradient(Gradient):
     """A dense `[V, D]` gradient, contiguous; scanned for rows with any non-zero bit."""
 
@@ -89,7 +95,7 @@ class RowsGradient(Gradient):
         return self._given
 
     def dense(self) -> Tensor:
-        return self.rows().to_dense()
+        return scattered(self.rows())
 
 
 class SparseGradient(Gradient):
@@ -118,4 +124,4 @@ class SparseGradient(Gradient):
         return SparseRows(indices.contiguous(), values.contiguous(), self.num_rows)
 
     def dense(self) -> Tensor:
-        return self.rows().to_dense()
+        return scattered(self.rows())
