@@ -1,7 +1,8 @@
 """Builds the stable-ABI extension ``commlib._C`` (one binary for CPython >= 3.10, torch >= 2.10).
 
-Every ``csrc/**/*_cpu.cpp`` is picked up, so a new op family needs no change here. Needs a C++20
-compiler only: no ninja, no nvcc. Sources compile side by side, ``MAX_JOBS`` at a time.
+Every ``csrc/**/*_cpu.cpp`` is picked up, so a new op family needs no change here, and all of
+``csrc/scheduler``. Needs a C++20 compiler only: no ninja, no nvcc. Sources compile side by side,
+``MAX_JOBS`` at a time.
 """
 
 import os
@@ -51,7 +52,12 @@ def cpu_extension() -> Extension:
     from torch.utils.cpp_extension import include_paths, library_paths
 
     csrc = ROOT / "csrc"
-    sources = [csrc / "module.cpp", csrc / "ops.cpp", *sorted(csrc.rglob("*_cpu.cpp"))]
+    sources = [
+        csrc / "module.cpp",
+        csrc / "ops.cpp",
+        *sorted(csrc.rglob("*_cpu.cpp")),
+        *sorted((csrc / "scheduler").glob("*.cpp")),
+    ]
     return Extension(
         "commlib._C",
         [str(path.relative_to(ROOT)) for path in sources],
