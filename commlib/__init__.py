@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from commlib import ddp, reducers, topology
+    from commlib import ddp, embrace, reducers, topology
     from commlib.errors import CommError
     from commlib.reducers import S2, Auto, Minimal
     from commlib.rows import SparseRows
@@ -27,6 +27,7 @@ __all__ = [
     "SparseRows",
     "__version__",
     "ddp",
+    "embrace",
     "reducers",
     "topology",
 ]
@@ -39,7 +40,7 @@ _HOMES = {
     "Link": "commlib.topology",
     "SparseRows": "commlib.rows",
 }
-_MODULES = ("ddp", "reducers", "topology")
+_MODULES = ("ddp", "embrace", "reducers", "topology")
 
 
 def __getattr__(name: str) -> Any:

@@ -26,6 +26,7 @@ HEADER_BYTES = 24
 FIRST_SLOT_BYTES = 2048
 _SLOT_STEP_BYTES = 64
 _DELTA, _BITMAP = 0, 1
+_REFUSED = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ class Index:
         sent_bytes: What this rank sent to each peer to make it known.
         next_slot_bytes: Slot for the next index round of the same table.
         announced: Made of ids seen in the forward pass, which the gradient may prove wrong.
+        refused: Ranks that had no valid ids to tell; where there are any, nobody's are known.
     """
 
     indices: Tensor
@@ -47,6 +49,7 @@ class Index:
     sent_bytes: int
     next_slot_bytes: int
     announced: bool = False
+    refused: tuple[int, ...] = ()
 
     @property
     def mean_rows(self) -> float:
@@ -99,10 +102,12 @@ def index_round(
     rank: int,
     num_ranks: int,
     meanwhile: Callable[[], object] = lambda: None,
+    refuse: bool = False,
 ) -> Protocol[Index]:
     """Tell every rank the own `indices` (sorted, unique) and learn theirs.
 
-    `meanwhile` is called once they travel: work that does not need the answer.
+    `meanwhile` is called once they travel: work that does not need the answer. With `refuse` a rank
+    says that its ids are no ids: `refused` names it on all ranks, and nothing follows.
 
     Steps 1 (2 where a slot was too short), bytes (n-1)(24 + slot) and the excess.
 
@@ -112,7 +117,8 @@ def index_round(
     kind, payload = _encode(indices, num_rows)
     tag = zlib.crc32(name.encode())
     slot = torch.zeros(HEADER_BYTES + slot_bytes, dtype=torch.uint8)
-    header = torch.tensor([tag, 2 * len(indices) + kind, len(payload)], dtype=torch.int64)
+    coded = _REFUSED if refuse else 2 * len(indices) + kind
+    header = torch.tensor([tag, coded, len(payload)], dtype=torch.int64)
     slot[:HEADER_BYTES] = header.view(torch.uint8)
     first = payload[:slot_bytes]
     slot[HEADER_BYTES : HEADER_BYTES + len(first)] = first
@@ -131,6 +137,10 @@ def index_round(
                 request=name,
                 remedy="run the same forward passes on every rank, and restart them",
             )
+    refused = tuple(peer for peer, (_, coded, _) in enumerate(headers) if coded == _REFUSED)
+    if refused:
+        none = torch.empty(0, dtype=torch.int64)
+        return Index(none, (0,) * num_ranks, num_rows, len(slot), slot_bytes, refused=refused)
     lengths = [length for _, _, length in headers]
     excess = tuple(max(0, length - slot_bytes) for length in lengths)
     rest: Tensor | None = None

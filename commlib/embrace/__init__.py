@@ -1,0 +1,26 @@
+"""Partitioned embedding tables: each rank holds some columns, whole rows travel when looked up.
+
+model = commlib.embrace.shard(model)    # nn.Embedding, nn.EmbeddingBag: partitioned, in place
+ddp = DistributedDataParallel(model)    # the rest as before
+"""
+
+from commlib.embrace.batch import lookup
+from commlib.embrace.convert import close, shard, unshard
+from commlib.embrace.exchange import Exchange
+from commlib.embrace.modules import ShardedEmbedding, ShardedEmbeddingBag
+from commlib.embrace.optim import attach
+from commlib.embrace.source import RowSource
+from commlib.embrace.table import ShardedTable
+
+__all__ = [
+    "Exchange",
+    "RowSource",
+    "ShardedEmbedding",
+    "ShardedEmbeddingBag",
+    "ShardedTable",
+    "attach",
+    "close",
+    "lookup",
+    "shard",
+    "unshard",
+]
