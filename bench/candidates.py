@@ -12,9 +12,10 @@ from torch import Tensor
 from bench.baselines import BASELINES, estimate_bytes
 from bench.gradients import distinct_rows, sparse_gradient, zipf_tokens
 from commlib.cli.demo.methods import Touched, dense_bytes, torch_sparse_bytes
-from commlib.collectives.c10d import C10dTransport, Usage
+from commlib.collectives.usage import Usage
 from commlib.reducers import Context, Reduced, Reducer, ReducerState, as_reducer
 from commlib.reducers.gradient import SparseGradient
+from commlib.schedule import Lane
 from commlib.topology import Link
 
 REDUCERS = ("auto", "minimal", "allgather", "balanced", "union", "dense", "sketch", "noop")
@@ -45,8 +46,8 @@ class Shape:
 class Candidates:
     """All candidates over one process group and one input."""
 
-    def __init__(self, shape: Shape, transport: C10dTransport, link: Link) -> None:
-        self.lane, self.link = transport, link
+    def __init__(self, shape: Shape, lane: Lane, link: Link) -> None:
+        self.lane, self.link = lane, link
         self.rank, self.num_ranks = dist.get_rank(), dist.get_world_size()
         self.gradient = shape.gradient(self.rank)
         self.states: dict[str, ReducerState] = {}
@@ -95,7 +96,7 @@ class Candidates:
         state, usage = self.states[name], Usage()
         context = Context(name=name, rank=self.rank, num_ranks=self.num_ranks, link=self.link)
         protocol = reducer.protocol(SparseGradient(self.gradient), state, context)
-        reduced = self.lane.run(protocol, usage)
+        reduced = self.lane.run(name, protocol, usage)
         state.step += 1
         self.usages[name], self.reduced[name] = usage, reduced
         rows = reduced.to_rows()

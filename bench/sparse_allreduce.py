@@ -27,8 +27,7 @@ from bench import netlab
 from bench.candidates import METHODS, REDUCERS, Candidates, Shape
 from bench.harness import write_json
 from bench.ranked import interleave_ranks
-from commlib.collectives.c10d import C10dTransport
-from commlib.ddp.lanes import open_lane
+from commlib.schedule import Lane, open_lane
 from commlib.topology import Link, probe_link
 
 SWEEP_METHODS = (*(name for name in REDUCERS if name not in ("sketch", "noop")), "torch-sparse")
@@ -36,10 +35,10 @@ DENSITIES = (0.0001, 0.001, 0.01, 0.05, 0.2, 0.5, 1.0)
 
 
 def measure(
-    shape: Shape, methods: list[str], transport: C10dTransport, link: Link, num_rounds: int
+    shape: Shape, methods: list[str], lane: Lane, link: Link, num_rounds: int
 ) -> list[dict[str, Any]]:
     """Verify, then time all methods side by side; the same records on every rank."""
-    bench = Candidates(shape, transport, link)
+    bench = Candidates(shape, lane, link)
     calls = {name: bench.candidate(name) for name in methods}
     verified = {name: bench.verified(name, call) for name, call in calls.items()}
     timings = interleave_ranks(calls, num_rounds=num_rounds)
@@ -70,12 +69,12 @@ def worker(args: argparse.Namespace) -> None:
     """One rank: measures the shapes it is given; rank 0 writes the records."""
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
-    transport = open_lane("bench", list(range(dist.get_world_size())), timeout_s=120.0).transport
-    link = probe_link(transport)
+    lane = open_lane("bench", list(range(dist.get_world_size())), timeout_s=120.0)
+    link = probe_link(lane)
     records = []
     for fields in json.loads(args.shapes):
         shape = Shape(**fields)
-        records += measure(shape, args.methods.split(","), transport, link, args.rounds)
+        records += measure(shape, args.methods.split(","), lane, link, args.rounds)
     if dist.get_rank() == 0:
         about = {"ranks": dist.get_world_size(), "link": args.link, "probed": asdict(link)}
         Path(args.json).write_text(json.dumps([{**record, **about} for record in records]))

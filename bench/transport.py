@@ -28,7 +28,7 @@ from bench.ranked import interleave_ranks
 from commlib.collectives.c10d import C10dTransport
 from commlib.collectives.exchange import start_exchange
 from commlib.collectives.reduce import combine
-from commlib.ddp.lanes import open_lane
+from commlib.schedule import open_lane
 
 PART_BYTES = (64, 4 << 10, 64 << 10, 256 << 10, 1 << 20, 8 << 20)
 

@@ -42,17 +42,15 @@ def main() -> None:
     import torch
     import torch.distributed as dist
 
-    from commlib.collectives.board import Board
-    from commlib.collectives.c10d import C10dTransport
+    from commlib.schedule import open_lane
     from commlib.topology.probe import probe_link
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=_TIMEOUT_S))
-    group = dist.group.WORLD
-    assert group is not None
-    transport = C10dTransport(group, Board(None, (0, 1), group.rank()), _TIMEOUT_S)
-    link = probe_link(transport)
-    if group.rank() == 0:
+    lane = open_lane("ping", list(range(dist.get_world_size())), _TIMEOUT_S)
+    link = probe_link(lane)
+    lane.close()
+    if dist.get_rank() == 0:
         sys.stdout.write(json.dumps(dataclasses.asdict(link)) + "\n")
     dist.destroy_process_group()
 

@@ -98,6 +98,12 @@ T = TypeVar("T")
 Protocol: TypeAlias = Generator[Yielded, Any, T]
 
 
+def ask(request: Request) -> Protocol[Any]:
+    """The protocol of a single request; gives its answer."""
+    answer = yield request
+    return answer
+
+
 def started(yielded: Yielded) -> tuple[Request, ...]:
     """The requests that begin to travel when this is yielded."""
     if isinstance(yielded, Ticket):

@@ -3,13 +3,13 @@
 Embedding modules report their ids as they are looked up. When DDP's forward ends, and gradients
 will be synchronised, one index round a table starts on the index lane, always in the same order
 of tables, and runs under the loss and the backward pass. Under `no_sync` ids pile up instead. A
-rank without a forward pass (a joined one) announces what its gradient has, in the same order.
+rank without a forward pass (a joined one) announces what its gradient has once it is there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, TimeoutError
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -18,11 +18,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
 from commlib import ops
-from commlib.collectives.c10d import Usage
-from commlib.collectives.driver import Driver
+from commlib.collectives.requests import Protocol
+from commlib.collectives.usage import Usage
 from commlib.ddp.tables import Table
-from commlib.errors import CommError
 from commlib.reducers.index import Index, first_slot, index_round
+from commlib.schedule import Lane
 
 MAX_LOOKUPS = 64  # of a table; then they are merged
 
@@ -43,7 +43,6 @@ class _Lookups:
     slot_bytes: int
     num_rounds: int = 0
     ids: list[tuple[Tensor, int]] = field(default_factory=list)
-    late: Future[Callable[[], Tensor]] | None = None
     future: Future[Announced] | None = None
 
 
@@ -62,7 +61,7 @@ class Announcer:
     def __init__(
         self,
         ddp: DistributedDataParallel,
-        lane: Driver,
+        lane: Lane,
         tables: Mapping[str, Table],
         wanted: Callable[[str], bool],
     ) -> None:
@@ -95,13 +94,9 @@ class Announcer:
         if name not in self._lookups or not self._wanted(name):
             return None
         lookups = self._lookups[name]
-        if lookups.future is None:
-            self._submit_late()
-        if lookups.late is not None:
-            lookups.late.set_result(rows)
-        future, lookups.future, lookups.late = lookups.future, None, None
+        future, lookups.future = lookups.future, None
         lookups.ids.clear()
-        return future
+        return future or self._submit(lookups, rows)
 
     def record(self, name: str, ids: Tensor, padding: int | None) -> None:
         """Note ids that were looked up, if their gradient may be reduced."""
@@ -119,50 +114,24 @@ class Announcer:
                     looked_up = _unique(list(lookups.ids), lookups.table.shape[0])
                     lookups.future = self._submit(lookups, looked_up)
 
-    def _submit_late(self) -> None:
-        """Rounds of a rank without a forward pass; each waits, in order, for its gradient."""
-        for name, lookups in self._lookups.items():
-            if self._wanted(name) and lookups.future is None:
-                late: Future[Callable[[], Tensor]] = Future()
-                lookups.late = late
-                lookups.future = self._submit(lookups, self._when_given(name, late))
-
-    def _when_given(self, name: str, late: Future[Callable[[], Tensor]]) -> Callable[[], Tensor]:
-        def rows() -> Tensor:
-            transport = self._lane.transport
-            try:
-                return late.result(transport.timeout_s)()
-            except TimeoutError:
-                raise CommError(
-                    f"the gradient of {name!r} did not come within {transport.timeout_s:g} s",
-                    rank=transport.rank,
-                    request=f"{name}.announce",
-                ) from None
-
-        return rows
-
     def _submit(self, lookups: _Lookups, ids: Callable[[], Tensor]) -> Future[Announced]:
         name = f"{lookups.table.name}@{lookups.num_rounds}.announce"
         lookups.num_rounds += 1
+        usage = Usage()
 
-        def run() -> Announced:
-            transport, usage = self._lane.transport, Usage()
-            num_rows = lookups.table.shape[0]
-            index = transport.run(
-                index_round(
-                    name,
-                    ids(),
-                    num_rows,
-                    lookups.slot_bytes,
-                    transport.rank,
-                    transport.num_ranks,
-                ),
-                usage,
+        def announce() -> Protocol[Announced]:
+            index = yield from index_round(
+                name,
+                ids(),
+                lookups.table.shape[0],
+                lookups.slot_bytes,
+                self._lane.rank,
+                self._lane.num_ranks,
             )
             lookups.slot_bytes = index.next_slot_bytes
             return Announced(replace(index, announced=True), usage)
 
-        return self._lane.submit(name, run)
+        return self._lane.submit(name, announce, usage=usage)
 
 
 class _Watch:

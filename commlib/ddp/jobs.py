@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, TimeoutError
+from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -13,12 +13,11 @@ from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 
 from commlib import ops
-from commlib.collectives.c10d import C10dTransport, Usage
 from commlib.collectives.requests import AllReduce, Protocol
+from commlib.collectives.usage import Usage
 from commlib.ddp.announce import Announced
 from commlib.ddp.buckets import DensePart, TablePart, sparse_result, split_bucket
 from commlib.ddp.tables import Table
-from commlib.errors import CommError
 from commlib.reducers.base import Context, Reduced, ReducerState
 from commlib.reducers.gradient import DenseGradient, Gradient, SparseGradient
 from commlib.stats import Record, now_s
@@ -28,8 +27,8 @@ if TYPE_CHECKING:
     from commlib.ddp.state import State
 
 T = TypeVar("T")
+U = TypeVar("U")
 _WIRES = {"fp16": torch.float16, "bf16": torch.bfloat16}
-_TableTask = tuple[Table, Gradient, "Future[Announced] | None"]
 
 
 class Jobs:
@@ -44,6 +43,7 @@ class Jobs:
     def __init__(self, state: State) -> None:
         self._state = state
         self._dense_steps: dict[int, int] = {}
+        self._order = {name: i for i, name in enumerate(state.names.values())}
 
     def submit(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         """Queue one bucket's reduction; returns at once."""
@@ -57,40 +57,66 @@ class Jobs:
         shape = buffer.shape
         table = self._state.tables.get(name) or Table(name, (shape[0], shape[1:].numel()))
         self._state.reducer_states.setdefault(name, ReducerState())
-        task = self._task(table, SparseGradient(buffer))
 
-        def run() -> Tensor:
-            rows = self._reduce_table(task).to_rows()
+        def result(reduced: Reduced) -> Tensor:
+            rows = reduced.to_rows()
             return sparse_result(rows.indices, rows.values, shape)
 
-        return self._state.lanes.data.submit(name, run)
+        return self._submit_table(table, SparseGradient(buffer), result)
 
     def _submit_dense(self, bucket: GradBucket) -> list[Future[None]]:
         """Tables of the bucket to their lane, stretches between them to the dense one."""
-        lanes, index = self._state.lanes, bucket.index()
+        index = bucket.index()
         futures = []
         for part in split_bucket(bucket, self._state.names, self._state.tables):
             if isinstance(part, TablePart):
-                task = self._task(part.table, DenseGradient(part.matrix))
-                futures.append(lanes.data.submit(part.table.name, self._table_job(task)))
+                gradient = DenseGradient(part.matrix)
+                write_back = partial(_write_back, matrix=part.matrix)
+                futures.append(self._submit_table(part.table, gradient, write_back))
             else:
-                job = partial(self._reduce_dense, part, index)
-                futures.append(lanes.dense.submit(f"bucket{index}", job))
+                usage = Usage()
+                futures.append(
+                    self._state.lanes.dense.submit(
+                        f"bucket{index}",
+                        partial(self._dense, part, index, usage),
+                        priority=self._priority(part.names[0]),
+                        usage=usage,
+                    )
+                )
         return futures
 
-    def _table_job(self, task: _TableTask) -> Callable[[], None]:
-        return lambda: _write_back(self._reduce_table(task), task[1].dense())
+    def _priority(self, name: str) -> int:
+        """What the next forward pass needs first goes first: parameters in order of definition."""
+        return self._order[name]
 
-    def _task(self, table: Table, gradient: Gradient) -> _TableTask:
+    def _submit_table(
+        self, table: Table, gradient: Gradient, result: Callable[[Reduced], T]
+    ) -> Future[T]:
+        """Queue a table's reduction once its index round, if there is one, has ended."""
         announced = self._state.announcer.take(table.name, lambda: gradient.rows().indices)
-        return table, gradient, announced
+        ready_s, usage = now_s(), Usage()
 
-    def _reduce_table(self, task: _TableTask) -> Reduced:
-        table, gradient, announced = task
-        state, lane = self._state.reducer_states[table.name], self._state.lanes.data.transport
-        usage, start = Usage(), now_s()
-        known = None if announced is None else _result(announced, table.name, lane)
-        waited = now_s() - start
+        def submit(known: Announced | None) -> Future[T]:
+            return self._state.lanes.data.submit(
+                table.name,
+                lambda: self._table(table, gradient, known, ready_s, usage, result),
+                priority=self._priority(table.name),
+                usage=usage,
+            )
+
+        return submit(None) if announced is None else _then(announced, submit)
+
+    def _table(
+        self,
+        table: Table,
+        gradient: Gradient,
+        known: Announced | None,
+        ready_s: float,
+        usage: Usage,
+        result: Callable[[Reduced], T],
+    ) -> Protocol[T]:
+        state, lane = self._state.reducer_states[table.name], self._state.lanes.data
+        start = now_s()
         context = Context(
             name=table.name,
             rank=lane.rank,
@@ -98,29 +124,17 @@ class Jobs:
             link=self._state.link,
             index=None if known is None else known.index,
         )
-        reduced = lane.run(self._state.options.reducer.protocol(gradient, state, context), usage)
-        total = now_s() - start
-        local_s = max(0.0, total - waited - usage.exchange_s - gradient.scan_s)
-        self._state.recorder.add(
-            _record(
-                table,
-                gradient,
-                state,
-                reduced,
-                known,
-                usage,
-                lane.num_ranks,
-                start,
-                waited,
-                local_s,
-            )
-        )
+        reduced = yield from self._state.options.reducer.protocol(gradient, state, context)
+        answer = result(reduced)
+        workload = _workload(gradient, state, reduced, known, lane.num_ranks)
+        record = _record(table, gradient, state, reduced, known, usage, workload, ready_s, start)
+        self._state.recorder.add(record)
         state.step += 1
-        return reduced
+        return answer
 
-    def _reduce_dense(self, part: DensePart, index: int) -> None:
+    def _dense(self, part: DensePart, index: int, usage: Usage) -> Protocol[None]:
         state = self._state
-        lane, watch = state.lanes.dense.transport, state.density
+        watch = state.density
         watched = [
             (name, gradient)
             for name, gradient in zip(part.names, part.gradients, strict=True)
@@ -128,10 +142,10 @@ class Jobs:
         ]
         for name, gradient in watched:
             watch.measure(name, gradient)
-        usage, start = Usage(), now_s()
+        start = now_s()
         step = self._dense_steps.get(index, 0)
         self._dense_steps[index] = step + 1
-        lane.run(self._dense_protocol(f"bucket{index}@{step}", part.flat), usage)
+        yield from self._reduce_dense(f"bucket{index}@{step}", part.flat)
         state.recorder.add(
             Record(
                 step=step,
@@ -140,34 +154,22 @@ class Jobs:
                 bytes_sent=usage.sent_bytes,
                 bytes_received=usage.received_bytes,
                 exchange_s=usage.exchange_s,
-                decode_s=max(0.0, now_s() - start - usage.exchange_s),
+                decode_s=usage.local_so_far_s(),
                 start_s=start,
             )
         )
         for name, _ in watched:
-            table = lane.run(watch.decide(name))
+            table = yield from watch.decide(name)
             if table is not None:
                 state.reducer_states.setdefault(name, ReducerState())
                 state.tables[name] = table
 
-    def _dense_protocol(self, name: str, flat: Tensor) -> Protocol[None]:
+    def _reduce_dense(self, name: str, flat: Tensor) -> Protocol[None]:
         wire = self._state.options.dense
         sent = flat if wire is None or flat.dtype.itemsize <= 2 else flat.to(_WIRES[wire])
         mean = yield AllReduce(name=name, tensor=sent, op="mean")
         if mean.data_ptr() != flat.data_ptr():
             flat.copy_(mean)
-
-
-def _result(future: Future[Announced], table: str, lane: C10dTransport) -> Announced:
-    """The index round's result; its own lane gives up first, and says better why."""
-    try:
-        return future.result(lane.timeout_s + 5.0)
-    except TimeoutError:
-        raise CommError(
-            f"the index round has not ended within {lane.timeout_s + 5.0:g} s",
-            rank=lane.rank,
-            request=f"{table}.announce",
-        ) from None
 
 
 def _write_back(reduced: Reduced, matrix: Tensor) -> None:
@@ -178,6 +180,25 @@ def _write_back(reduced: Reduced, matrix: Tensor) -> None:
         matrix.copy_(reduced.dense)
 
 
+def _workload(
+    gradient: Gradient,
+    state: ReducerState,
+    reduced: Reduced,
+    known: Announced | None,
+    num_ranks: int,
+) -> Workload:
+    rows = known.index.mean_rows if known is not None else float(reduced.local_rows)
+    union = len(reduced.rows.indices) if reduced.rows is not None else state.union
+    return Workload(
+        num_ranks=num_ranks,
+        num_rows=gradient.num_rows,
+        dim=gradient.dim,
+        element_bytes=gradient.dtype.itemsize,
+        rows=rows,
+        union=union,
+    )
+
+
 def _record(
     table: Table,
     gradient: Gradient,
@@ -185,30 +206,19 @@ def _record(
     reduced: Reduced,
     known: Announced | None,
     usage: Usage,
-    num_ranks: int,
-    start: float,
-    waited: float,
-    local_s: float,
+    facts: Workload,
+    ready_s: float,
+    start_s: float,
 ) -> Record:
     num_rows = max(1, gradient.num_rows)
-    rows = known.index.mean_rows if known is not None else float(reduced.local_rows)
-    union = len(reduced.rows.indices) if reduced.rows is not None else state.union
-    facts = Workload(
-        num_ranks=num_ranks,
-        num_rows=gradient.num_rows,
-        dim=gradient.dim,
-        element_bytes=gradient.dtype.itemsize,
-        rows=max(0.0, rows),
-        union=max(0, union),
-    )
-    seen = rows >= 0 and union >= 0
+    seen = facts.rows >= 0 and facts.union >= 0
     extra = known.usage if known is not None else Usage()
     return Record(
         step=state.step,
         parameter=table.name,
         reducer=reduced.reducer,
         density=reduced.local_rows / num_rows if reduced.local_rows >= 0 else -1.0,
-        union_density=union / num_rows if union >= 0 else -1.0,
+        union_density=facts.union / num_rows if facts.union >= 0 else -1.0,
         gamma=facts.gamma if seen else -1.0,
         bytes_sent=usage.sent_bytes + extra.sent_bytes,
         bytes_received=usage.received_bytes + extra.received_bytes,
@@ -216,11 +226,33 @@ def _record(
         omega=reduced.omega,
         scan_s=gradient.scan_s,
         exchange_s=usage.exchange_s,
-        decode_s=local_s,
+        decode_s=max(0.0, usage.local_so_far_s() - gradient.scan_s),
         index_s=extra.exchange_s,
-        wait_s=waited,
-        start_s=start,
+        wait_s=start_s - ready_s,
+        start_s=start_s,
     )
+
+
+def _then(first: Future[U], submit: Callable[[U], Future[T]]) -> Future[T]:
+    """What `submit` gives for the result of `first`; an error of either is the result's."""
+    outer: Future[T] = Future()
+
+    def pass_on(done: Future[T]) -> None:
+        error = done.exception()
+        if error is None:
+            outer.set_result(done.result())
+        else:
+            outer.set_exception(error)
+
+    def go_on(done: Future[U]) -> None:
+        error = done.exception()
+        if error is None:
+            submit(done.result()).add_done_callback(pass_on)
+        else:
+            outer.set_exception(error)
+
+    first.add_done_callback(go_on)
+    return outer
 
 
 def _torch_future(

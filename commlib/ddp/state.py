@@ -146,7 +146,7 @@ class State:
         # A measured link may lead to other choices, so to other roundings, in the next run.
         if self.options.reducer.name != "auto" or torch.are_deterministic_algorithms_enabled():
             return Link()
-        return probe_link(self.lanes.data.transport)
+        return probe_link(self.lanes.data)
 
     def _wants_announcement(self, name: str) -> bool:
         uses_index = self.options.reducer.uses_index

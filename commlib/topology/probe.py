@@ -3,29 +3,42 @@
 from __future__ import annotations
 
 import time
+import typing
 from collections.abc import Callable
 from statistics import median
+from typing import TypeVar
 
 import torch
 
 from commlib import ops
-from commlib.collectives.c10d import C10dTransport
-from commlib.collectives.requests import AllReduce, AllToAll
+from commlib.collectives.requests import AllReduce, AllToAll, Protocol, ask
 from commlib.topology.link import Link
 
+T = TypeVar("T")
 _PROBE_PART_BYTES = 1 << 20
 _PROBE_RING_ELEMENTS = 1 << 19
 _PROBE_ROWS, _PROBE_DIM = 16_384, 128
 
 
-def probe_link(transport: C10dTransport, *, num_trials: int = 5) -> Link:
+class Runner(typing.Protocol):
+    """What runs protocols over a link: a lane."""
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks on the link."""
+
+    def run(self, name: str, protocol: Protocol[T]) -> T:
+        """Run a protocol to its end."""
+
+
+def probe_link(lane: Runner, *, num_trials: int = 5) -> Link:
     """Time a direct exchange of nothing and of 1 MiB a peer, a ring of 2 MiB, and local work.
 
-    Collective: every rank of the transport's group calls it. Takes about 0.2 s on a 1 Gbit/s
+    Collective: every rank of the lane calls it. Takes about 0.2 s on a 1 Gbit/s
     link with four ranks.
 
     Args:
-        transport: An idle transport.
+        lane: An idle lane.
         num_trials: Repetitions, of which the median counts.
 
     Returns:
@@ -33,17 +46,17 @@ def probe_link(transport: C10dTransport, *, num_trials: int = 5) -> Link:
 
     Source: ours.
     """
-    num_ranks = transport.num_ranks
+    num_ranks = lane.num_ranks
     empty = torch.zeros(8 * num_ranks, dtype=torch.uint8)
     full = torch.zeros(_PROBE_PART_BYTES * num_ranks, dtype=torch.uint8)
     summed = torch.zeros(_PROBE_RING_ELEMENTS)
 
     def exchange(data: torch.Tensor) -> None:
         sizes = (len(data) // num_ranks,) * num_ranks
-        transport.carry(AllToAll(name="probe", tensor=data, send=sizes, recv=sizes))
+        lane.run("probe", ask(AllToAll(name="probe", tensor=data, send=sizes, recv=sizes)))
 
     def ring() -> None:
-        transport.carry(AllReduce(name="probe.ring", tensor=summed))
+        lane.run("probe", ask(AllReduce(name="probe.ring", tensor=summed)))
 
     alpha = _median_s(lambda: exchange(empty), num_trials)
     whole = _median_s(lambda: exchange(full), max(2, num_trials // 2))
@@ -53,8 +66,9 @@ def probe_link(transport: C10dTransport, *, num_trials: int = 5) -> Link:
     beta = max(0.0, whole - alpha) / sent if sent else 0.0
     ring_beta = max(0.0, around - 2 * alpha) / ring_sent if sent else 0.0
     readings = torch.tensor([alpha, beta, ring_beta, _memory_s(num_trials)], dtype=torch.float64)
-    agreed = transport.carry(AllReduce(name="probe.agree", tensor=readings, op="mean"))
-    assert isinstance(agreed, torch.Tensor)
+    agreed: torch.Tensor = lane.run(
+        "probe", ask(AllReduce(name="probe.agree", tensor=readings, op="mean"))
+    )
     alpha_s, beta_s, ring_s, memory_s = agreed.tolist()
     return Link(alpha_s=alpha_s, beta_s=beta_s, ring_s=ring_s, memory_s=memory_s)
 

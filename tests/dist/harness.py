@@ -29,7 +29,7 @@ import torch.nn.parallel
 
 import commlib
 import commlib.ddp
-from commlib.collectives.c10d import C10dTransport
+from commlib.schedule import Lane
 
 WATCHDOG_S = 60.0
 
@@ -173,9 +173,15 @@ def _main(
 
 
 def requests_so_far() -> str:
-    """The newest requests of every transport in this process."""
-    transports = [item for item in gc.get_objects() if type(item) is C10dTransport]
-    return "\n".join(f"requests of {lane.log}" for lane in transports)
+    """The newest requests of every lane in this process."""
+    lanes = [item for item in gc.get_objects() if type(item) is Lane]
+    return "\n".join(f"requests of {lane.name}: {issued(lane)[-64:]}" for lane in lanes)
+
+
+def issued(lane: Lane) -> list[str]:
+    """Names of a lane's requests, in order, each once; the two exchanges of a short sum are one."""
+    names = [name for name, slice_idx, *_ in lane.log() if slice_idx == 0]
+    return [name.removesuffix("/sum") for name in names if not name.endswith("/spread")]
 
 
 def _stacks() -> str:
@@ -205,4 +211,13 @@ def same_everywhere(tensor: torch.Tensor) -> bool:
     return all(torch.equal(mine, other) for other in theirs)
 
 
-__all__ = ["Died", "bits", "commlib", "requests_so_far", "run_ranks", "same_everywhere", "threads"]
+__all__ = [
+    "Died",
+    "bits",
+    "commlib",
+    "issued",
+    "requests_so_far",
+    "run_ranks",
+    "same_everywhere",
+    "threads",
+]

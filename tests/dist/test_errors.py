@@ -198,9 +198,8 @@ def test_a_rank_that_never_comes(n):
     assert results[-1] is None
     for result in results[:-1]:
         assert isinstance(result, Died)
-        assert f"rank {n - 1} is gone or stuck" in result.text
+        assert f"rank {n - 1}" in result.text and "has not submitted" in result.text
         assert "in request '" in result.text
-        assert "within 3 s" in result.text or "they lost others" in result.text
         assert result.seconds < 9 + 5
 
 

@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import commlib
-from tests.dist.harness import run_ranks, same_everywhere, threads
-from tests.dist.models import D, V, Hidden, Sometimes, Words, batches, counts, train
+from tests.dist.harness import issued, run_ranks, same_everywhere, threads
+from tests.dist.models import D, Hidden, V, Words, batches, counts, train
 
 pytestmark = pytest.mark.dist
 
@@ -128,11 +128,11 @@ def statistics(rank, n, folder):
         assert all(record[k] >= 0 for k in ("scan_s", "decode_s", "wait_s"))
     json.dumps(state.stats())
     # H5: a table's step is one announcement, one push, one pull; a dense bucket is one allreduce.
-    assert state.lanes.index.transport.log.count("words.weight@1.announce") == 1
-    step_1 = [name for name in state.lanes.data.transport.log if name.startswith("words.weight@1")]
+    assert issued(state.lanes.index).count("words.weight@1.announce") == 1
+    step_1 = [name for name in issued(state.lanes.data) if name.startswith("words.weight@1")]
     assert step_1 == [f"words.weight@1.{what}" for what in ("push", "spread", "pull")]
     dense = [r for r in state.stats() if r["parameter"].startswith("bucket")]
-    log = state.lanes.dense.transport.log
+    log = issued(state.lanes.dense)
     assert len(log) == len(dense) and all(name.startswith("bucket") for name in log)
     state.clear_stats()
     assert state.stats() == []
