@@ -9,10 +9,14 @@ from torch import Tensor
 def zipf_tokens(num_rows: int, num_tokens: int, exponent: float, seed: int) -> Tensor:
     """Token ids `[num_tokens]` in `[0, num_rows)`, id i with probability ~ 1/(i+1)^exponent."""
     generator = torch.Generator().manual_seed(seed)
-    weights = torch.arange(1, num_rows + 1, dtype=torch.float64) ** -exponent
-    edges = weights.cumsum(0) / weights.sum()
     draws = torch.rand(num_tokens, generator=generator, dtype=torch.float64)
-    return torch.searchsorted(edges, draws).clamp_(max=num_rows - 1)
+    return torch.searchsorted(zipf_edges(num_rows, exponent), draws).clamp_(max=num_rows - 1)
+
+
+def zipf_edges(num_rows: int, exponent: float) -> Tensor:
+    """The share of ids up to and with id i, `[num_rows]`: where a uniform draw falls is the id."""
+    weights = torch.arange(1, num_rows + 1, dtype=torch.float64) ** -exponent
+    return weights.cumsum(0) / weights.sum()
 
 
 def distinct_rows(num_rows: int, count: int, exponent: float, seed: int) -> Tensor:

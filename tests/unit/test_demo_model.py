@@ -7,7 +7,7 @@ import torch
 from commlib.cli.demo.corpus import Corpus
 from commlib.cli.demo.model import LanguageModel, LogUniform
 from commlib.cli.demo.settings import Settings
-from commlib.cli.demo.trainer import Batches
+from commlib.cli.demo.workload import Batches
 
 NUM_ROWS, DIM = 200, 8
 

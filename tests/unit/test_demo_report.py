@@ -11,10 +11,11 @@ from typer.testing import CliRunner
 
 from commlib.cli import checkout
 from commlib.cli.demo import report
-from commlib.cli.demo.methods import Touched, dense_bytes, torch_sparse_bytes
+from commlib.cli.demo.methods import dense_bytes, torch_sparse_bytes
 from commlib.cli.demo.run import run_demo, summary_table
 from commlib.cli.demo.settings import Settings
 from commlib.cli.demo.summary import SPLIT, split_step, summarize
+from commlib.cli.demo.touched import Touched
 from commlib.cli.main import app
 
 
@@ -41,6 +42,7 @@ def record(method, step_s, sparse_bytes, **stats):
         "num_ranks": 4,
         "settings": settings,
         "num_rows": 40_000,
+        "num_samples": 16 * 32,
         "num_parameters": 21_000_000,
         "table_parameters": 20_480_000,
         "compute_backward_s": 0.02,

@@ -9,7 +9,9 @@ from typing import Any, Protocol, cast
 
 from torch.nn.parallel import DistributedDataParallel
 
+from commlib.cli.demo.driver import Driver
 from commlib.cli.demo.settings import Settings
+from commlib.cli.demo.touched import Touched
 
 ID_BYTES = 8
 """Bytes of a row id in torch's sparse allreduce."""
@@ -24,35 +26,8 @@ class State(Protocol):
     def clear_stats(self) -> None:
         """Forgets the records so far."""
 
-
-@dataclasses.dataclass(frozen=True)
-class Touched:
-    """The rows of one table that the ranks touched in one step.
-
-    Attributes:
-        num_ranks: n.
-        num_rows: V, rows of the table.
-        row_bytes: D·w, bytes of a row.
-        mean_rows: S, mean over the ranks of the rows that each touched.
-        max_rows: Rows that the busiest rank touched.
-        union_rows: U, rows that any rank touched.
-    """
-
-    num_ranks: int
-    num_rows: int
-    row_bytes: int
-    mean_rows: float
-    max_rows: int
-    union_rows: int
-
-    @property
-    def bound_bytes(self) -> float:
-        """Least bytes that a rank can send on average, and average exactly: D·w·(S + U(n-2)/n)."""
-        if self.num_ranks == 1:
-            return 0.0
-        return self.row_bytes * (
-            self.mean_rows + self.union_rows * (self.num_ranks - 2) / self.num_ranks
-        )
+    def close(self) -> None:
+        """Gives threads and groups back."""
 
 
 def dense_bytes(touched: Touched) -> float:
@@ -76,6 +51,7 @@ class Method:
         attach: Registers the method on a DDP model; returns commlib's state where it is commlib's.
         estimate_bytes: Bytes that a rank sends for a table in a step; where there is no state.
         bucket_cap_mb: Size of DDP's buckets; None leaves DDP's default.
+        driver: Wraps the model and takes the steps.
     """
 
     name: str
@@ -84,6 +60,7 @@ class Method:
     attach: Callable[[DistributedDataParallel, Settings], State | None]
     estimate_bytes: Callable[[Touched], float] | None = None
     bucket_cap_mb: float | None = None
+    driver: type[Driver] = Driver
 
 
 def _import(name: str) -> Any:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 
@@ -31,6 +33,38 @@ class LogUniform:
         uniform = torch.rand(self.num_samples, generator=generator, dtype=torch.float64)
         ids = torch.exp(uniform * math.log(self.num_rows + 1)).long() - 1
         return ids.clamp_(0, self.num_rows - 1)
+
+
+def sampled_softmax(
+    hidden: Tensor, targets: Tensor, negatives: Tensor, table: nn.Module, log_expected: Tensor
+) -> Tensor:
+    """Returns the mean loss of each target against the negatives.
+
+    Args:
+        hidden: The state after each word. [num_words, D]
+        targets: The word after each of them, `num_words` ids of any shape.
+        negatives: Sampled ids, shared by all words; those that hit a word's target do not count for
+            that word. [num_negatives]
+        table: Output table, looked up like an embedding.
+        log_expected: Log of the expected count of each id among the negatives. [V]
+    """
+    labels = targets.flatten()
+    rows = table(torch.cat([labels, negatives]))
+    positive, negative = rows[: len(labels)], rows[len(labels) :]
+    positive_logits = (hidden * positive).sum(1) - log_expected[labels]
+    negative_logits = hidden @ negative.T - log_expected[negatives]
+    negative_logits = negative_logits.masked_fill(labels[:, None] == negatives, -torch.inf)
+    logits = torch.cat([positive_logits[:, None], negative_logits], 1)
+    loss: Tensor = (torch.logsumexp(logits, 1) - positive_logits).mean()
+    return loss
+
+
+def full_softmax(hidden: Tensor, targets: Tensor, table: nn.Module) -> Tensor:
+    """Returns the mean loss against the whole vocabulary. Shapes as in `sampled_softmax`."""
+    weight = cast(Tensor, table.weight)
+    if isinstance(weight, DTensor):
+        weight = weight.full_tensor()
+    return functional.cross_entropy(hidden @ weight.T, targets.flatten())
 
 
 class LanguageModel(nn.Module):
@@ -69,21 +103,15 @@ class LanguageModel(nn.Module):
                 for that word. [num_negatives]
         """
         hidden = self._encode(inputs)
-        labels = targets.flatten()
-        rows = self.output_table(torch.cat([labels, negatives]))
-        positive, negative = rows[: len(labels)], rows[len(labels) :]
-        positive_logits = (hidden * positive).sum(1) - self.log_expected[labels]
-        negative_logits = hidden @ negative.T - self.log_expected[negatives]
-        negative_logits = negative_logits.masked_fill(labels[:, None] == negatives, -torch.inf)
-        logits = torch.cat([positive_logits[:, None], negative_logits], 1)
-        loss: Tensor = (torch.logsumexp(logits, 1) - positive_logits).mean()
-        return loss
+        return sampled_softmax(hidden, targets, negatives, self.output_table, self.log_expected)
 
     @torch.no_grad()
     def full_loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Returns the mean loss against the whole vocabulary. Shapes as in `forward`."""
-        logits = self._encode(inputs) @ self.output_table.weight.T
-        return functional.cross_entropy(logits, targets.flatten())
+        """Returns the mean loss against the whole vocabulary. Shapes as in `forward`.
+
+        Collective where the tables are partitioned.
+        """
+        return full_softmax(self._encode(inputs), targets, self.output_table)
 
     def _encode(self, inputs: Tensor) -> Tensor:
         """Returns the state after each word. [batch * length, D]"""

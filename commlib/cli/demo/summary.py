@@ -24,7 +24,7 @@ class Summary:
         step_s: Median seconds of a step.
         step_p10_s: 10th percentile of it.
         step_p90_s: 90th percentile of it.
-        tokens_per_s: Words trained per second by all ranks.
+        tokens_per_s: Words, or other samples, trained per second by all ranks.
         sparse_bytes: Mean bytes per step that a rank sends for embedding tables.
         over_bound: Those bytes over the least that an exact method can send.
         train_loss: Mean training loss of the last ten steps.
@@ -63,7 +63,6 @@ def _summarize_one(record: Record, base: float | None) -> Summary:
     steps = timed_steps(record)
     seconds = [step["step_s"] for step in steps]
     step_s = statistics.median(seconds)
-    words = record["num_ranks"] * record["settings"]["batch"] * record["settings"]["length"]
     sparse_bytes = _mean(step["sparse_bytes"] for step in steps)
     bound = _mean(step["bound_bytes"] for step in steps)
     return Summary(
@@ -72,7 +71,7 @@ def _summarize_one(record: Record, base: float | None) -> Summary:
         step_s=step_s,
         step_p10_s=_percentile(seconds, 0.1),
         step_p90_s=_percentile(seconds, 0.9),
-        tokens_per_s=words / step_s,
+        tokens_per_s=record["num_ranks"] * record["num_samples"] / step_s,
         sparse_bytes=sparse_bytes,
         over_bound=sparse_bytes / bound if bound else float("nan"),
         train_loss=_mean(step["loss"] for step in steps[-10:]),

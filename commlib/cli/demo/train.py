@@ -19,6 +19,7 @@ from commlib.cli.demo.corpus import Corpus
 from commlib.cli.demo.methods import METHODS
 from commlib.cli.demo.settings import Settings
 from commlib.cli.demo.trainer import Trainer
+from commlib.cli.demo.workload import LanguageWorkload
 
 PROGRESS = "@step "
 """Starts a line of progress on standard output."""
@@ -26,7 +27,10 @@ PROGRESS = "@step "
 
 def train(method: str, corpus: Corpus, settings: Settings, record_path: Path) -> None:
     """Trains one method and writes its record (rank 0)."""
-    trainer = Trainer(METHODS[method], corpus, settings)
+    workload = LanguageWorkload(
+        corpus, settings, rank=dist.get_rank(), num_ranks=dist.get_world_size()
+    )
+    trainer = Trainer(METHODS[method], workload, settings)
     valid_loss = trainer.validate()
     for step in range(1, settings.steps + 1):
         step_s = trainer.step()

@@ -1,0 +1,92 @@
+"""One method at work on one model: wraps it, and takes its steps."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from commlib.cli.demo.workload import Workload
+
+if TYPE_CHECKING:
+    from commlib.cli.demo.methods import Method, State
+    from commlib.cli.demo.settings import Settings
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step taken, and the seconds of its parts.
+
+    Attributes:
+        loss: Of this rank's batch. []
+        forward_s: From the start, with the batch to be had, to the loss.
+        backward_s: The backward pass, with what communication it waits for.
+        optimizer_s: The update.
+        embedding_wait_s: Of those, waiting for rows of partitioned tables and for the exchange of
+            their gradients; None where tables are not partitioned.
+    """
+
+    loss: Tensor
+    forward_s: float
+    backward_s: float
+    optimizer_s: float
+    embedding_wait_s: float | None = None
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of the step."""
+        return self.forward_s + self.backward_s + self.optimizer_s
+
+
+class Driver:
+    """The plain way: the model in DDP, and the method's hook on it.
+
+    A method that changes the model before DDP sees it overrides `wrap`; one that chooses when
+    batches are read or what a step does overrides `batch` or `step`; one that keeps work back, or
+    holds threads, `flush` and `close`.
+
+    Args:
+        method: How gradients are averaged.
+        workload: What is trained.
+        settings: The same on every rank.
+    """
+
+    def __init__(self, method: Method, workload: Workload, settings: Settings) -> None:
+        self.workload = workload
+        self.method = method
+        self.model = self.wrap(workload.build(sparse=method.sparse))
+        self.ddp = DistributedDataParallel(self.model, bucket_cap_mb=method.bucket_cap_mb)
+        self.state: State | None = method.attach(self.ddp, settings)
+        self.optimizer = workload.optimizer(self.ddp.parameters())
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """Returns the model for DDP."""
+        return model
+
+    def batch(self, step: int) -> tuple[Tensor, ...]:
+        """Returns the batch of a step; steps come one after the other."""
+        return self.workload.batch(step)
+
+    def step(self, step: int) -> Step:
+        """Trains one step, counted from 0."""
+        start = time.perf_counter()
+        batch = self.batch(step)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = self.ddp(*batch)
+        forward = time.perf_counter()
+        loss.backward()
+        backward = time.perf_counter()
+        self.optimizer.step()
+        end = time.perf_counter()
+        return Step(loss.detach(), forward - start, backward - forward, end - backward)
+
+    def flush(self) -> None:
+        """Ends what is under way, so that the weights are those after the last step."""
+
+    def close(self) -> None:
+        """Gives threads and groups back; collective."""
+        if self.state is not None:
+            self.state.close()
