@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from commlib import ddp, embrace, reducers, topology
+    from commlib.clip import clip_grad_norm_
     from commlib.errors import CommError
     from commlib.reducers import S2, Auto, Minimal
     from commlib.rows import SparseRows
@@ -26,6 +27,7 @@ __all__ = [
     "Minimal",
     "SparseRows",
     "__version__",
+    "clip_grad_norm_",
     "ddp",
     "embrace",
     "reducers",
@@ -37,6 +39,7 @@ _HOMES = {
     "Auto": "commlib.reducers",
     "Minimal": "commlib.reducers",
     "CommError": "commlib.errors",
+    "clip_grad_norm_": "commlib.clip",
     "Link": "commlib.topology",
     "SparseRows": "commlib.rows",
 }

@@ -4,10 +4,11 @@ model = commlib.embrace.shard(model)    # nn.Embedding, nn.EmbeddingBag: partiti
 ddp = DistributedDataParallel(model)    # the rest as before
 """
 
+from commlib.embrace.bag import ShardedEmbeddingBag
 from commlib.embrace.batch import lookup
 from commlib.embrace.convert import close, shard, unshard
+from commlib.embrace.embedding import ShardedEmbedding
 from commlib.embrace.exchange import Exchange
-from commlib.embrace.modules import ShardedEmbedding, ShardedEmbeddingBag
 from commlib.embrace.optim import attach
 from commlib.embrace.source import RowSource
 from commlib.embrace.table import ShardedTable

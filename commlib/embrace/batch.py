@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from commlib.embrace.modules import ShardedEmbedding, ShardedEmbeddingBag
+from commlib.embrace.bag import ShardedEmbeddingBag
+from commlib.embrace.embedding import ShardedEmbedding
 
 Table = ShardedEmbedding | ShardedEmbeddingBag
 Arguments = Tensor | tuple[Any, ...] | Mapping[str, Any]

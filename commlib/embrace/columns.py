@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.nn import Parameter
 
 from commlib.collectives.requests import AllGather, AllToAll, Protocol
+from commlib.embrace.flat import as_bytes, as_matrix
 
 _MARK = "_commlib_columns"
 
@@ -113,11 +114,11 @@ def deal_columns(
     blocks = table.split(list(widths), 1) if rank == 0 else (table[:0, :0],)
     flat = yield AllToAll(
         name=name,
-        tensor=torch.cat([_bytes(block) for block in blocks]),
+        tensor=torch.cat([as_bytes(block) for block in blocks]),
         send=tuple(row * width if rank == 0 else 0 for width in widths),
         recv=tuple(row * widths[rank] if peer == 0 else 0 for peer in range(num_ranks)),
     )
-    return _typed(flat, table.dtype, table.shape[0], widths[rank])
+    return as_matrix(flat, table.dtype, table.shape[0], widths[rank])
 
 
 def gather_columns(
@@ -132,17 +133,9 @@ def gather_columns(
     if num_ranks == 1:
         return local.clone()
     sizes = tuple(local.shape[0] * width * local.element_size() for width in widths)
-    flat = yield AllGather(name=name, tensor=_bytes(local), sizes=sizes)
+    flat = yield AllGather(name=name, tensor=as_bytes(local), sizes=sizes)
     blocks = [
-        _typed(piece, local.dtype, local.shape[0], width)
+        as_matrix(piece, local.dtype, local.shape[0], width)
         for piece, width in zip(flat.split(sizes), widths, strict=True)
     ]
     return torch.cat(blocks, 1)
-
-
-def _bytes(tensor: Tensor) -> Tensor:
-    return tensor.contiguous().view(-1).view(torch.uint8)
-
-
-def _typed(data: Tensor, dtype: torch.dtype, num_rows: int, width: int) -> Tensor:
-    return data.view(dtype).view(num_rows, width)

@@ -10,11 +10,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from commlib.ddp.agree import check_agreement
+from commlib.embrace.bag import ShardedEmbeddingBag
+from commlib.embrace.build import check_table
 from commlib.embrace.columns import gather_columns
+from commlib.embrace.embedding import ShardedEmbedding
 from commlib.embrace.exchange import Exchange, Op, WireName, as_group, check_options
-from commlib.embrace.modules import ShardedEmbedding, ShardedEmbeddingBag
 from commlib.embrace.replicas import ignore_shards
-from commlib.embrace.table import check_table
 
 Filter = Callable[[str, nn.Module], bool]
 Embedding = nn.Embedding | nn.EmbeddingBag
@@ -203,8 +204,8 @@ def _replace(model: nn.Module, new: Mapping[nn.Module, nn.Module]) -> nn.Module:
         model = new[model]
     else:
         for parent in list(model.modules()):
-            for name, child in list(parent.named_children()):
-                if child in new:
+            for name, child in list(parent._modules.items()):  # named_children leaves out repeats
+                if child is not None and child in new:
                     setattr(parent, name, new[child])
     for module in model.modules():
         ignore_shards(module)

@@ -41,11 +41,11 @@ def watch_modules() -> None:
 
 
 def _ignore(model: nn.Module, names: Iterable[str]) -> None:
-    ours: set[str] = getattr(model, _OURS, set())
+    ours: list[str] = getattr(model, _OURS, [])
     others = [name for name in getattr(model, _LIST, ()) if name not in ours]
     new = [name for name in names if name not in others]
     if new or ours:
-        setattr(model, _OURS, set(new))
+        setattr(model, _OURS, new)
         setattr(model, _LIST, [*others, *new])
 
 
@@ -56,8 +56,8 @@ def _on_registration(parent: nn.Module, name: str, child: nn.Module | None) -> N
     if isinstance(parent, DistributedDataParallel):
         _check_wrapped(child, names)
     else:
-        ours: set[str] = getattr(parent, _OURS, set())
-        kept = [own for own in sorted(ours) if not own.startswith(f"{name}.")]
+        ours: list[str] = getattr(parent, _OURS, [])
+        kept = [own for own in ours if not own.startswith(f"{name}.")]
         _ignore(parent, [*kept, *(f"{name}.{inner}" for inner in names)])
 
 
@@ -69,7 +69,7 @@ def _check_wrapped(model: nn.Module, names: list[str]) -> None:
     """
     listed = set(getattr(model, _LIST, ()))
     missing = [name for name in names if name not in listed]
-    stale = sorted(getattr(model, _OURS, set()) - set(names))
+    stale = [name for name in getattr(model, _OURS, ()) if name not in names]
     if missing:
         raise ValueError(
             f"DDP would overwrite partitioned tables {missing} with rank 0's: shard the model that"

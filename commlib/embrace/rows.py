@@ -18,6 +18,7 @@ from torch import Tensor
 
 from commlib import ops
 from commlib.collectives.requests import AllToAll, Protocol
+from commlib.embrace.flat import as_bytes, as_matrix
 from commlib.route import unite_rows
 from commlib.rows import SparseRows, accumulate_dtype
 
@@ -73,7 +74,7 @@ def fetch_rows(
     arrived = yield from _exchange(
         name,
         [
-            _bytes(rows).split([part.fetch_sizes(rank, p) for p in range(num_ranks)])
+            as_bytes(rows).split([part.fetch_sizes(rank, p) for p in range(num_ranks)])
             for rows, part in zip(held, parts, strict=True)
         ],
         [[part.fetch_sizes(p, rank) for p in range(num_ranks)] for part in parts],
@@ -81,7 +82,7 @@ def fetch_rows(
     rows = []
     for part, pieces in zip(parts, arrived, strict=True):
         columns = [
-            _typed(piece, part.wire_dtype, part.counts[rank], width)
+            as_matrix(piece, part.wire_dtype, part.counts[rank], width)
             for piece, width in zip(pieces, part.widths, strict=True)
         ]
         rows.append(torch.cat(columns, 1).to(part.weight.dtype))
@@ -129,7 +130,7 @@ def return_rows(
     arrived = yield from _exchange(
         name,
         [
-            [_bytes(block) for block in own.split(list(part.widths), 1)]
+            [as_bytes(block) for block in own.split(list(part.widths), 1)]
             for own, part in zip(given, parts, strict=True)
         ],
         [[part.fetch_sizes(rank, p) for p in range(num_ranks)] for part in parts],
@@ -155,7 +156,7 @@ def _sum(part: Part, pieces: Sequence[Tensor], scale: float, rank: int) -> Spars
     )
     width = part.widths[rank]
     total = torch.zeros(len(union), width, dtype=accumulate_dtype(part.weight.dtype))
-    rows = _typed(torch.cat(list(pieces)), part.wire_dtype, len(position), width)
+    rows = as_matrix(torch.cat(list(pieces)), part.wire_dtype, len(position), width)
     if total.dtype == torch.float64:
         rows = rows.to(total.dtype)
     ops.scatter_add_rows_(total, position, rows)
@@ -192,14 +193,3 @@ def _exchange(
     )
     pieces = flat.split([size for peer in incoming for size in peer])
     return [list(pieces[table::num_tables]) for table in range(num_tables)]
-
-
-def _bytes(tensor: Tensor) -> Tensor:
-    return tensor.contiguous().view(-1).view(torch.uint8)
-
-
-def _typed(data: Tensor, dtype: torch.dtype, num_rows: int, width: int) -> Tensor:
-    """Bytes as `[num_rows, width]`; copied where tables of narrower types lie before them."""
-    if data.storage_offset() % dtype.itemsize:
-        data = data.clone()
-    return data.view(dtype).view(num_rows, width)

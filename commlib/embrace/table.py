@@ -13,7 +13,6 @@ from torch.nn import Parameter
 from commlib.embrace.columns import mark
 from commlib.embrace.exchange import Exchange
 from commlib.embrace.rows import Part
-from commlib.rows import FLOAT_DTYPES
 
 
 class ShardedTable(nn.Module):
@@ -120,37 +119,6 @@ class ShardedTable(nn.Module):
         """A copied or converted parameter is another one."""
         mark(self.local_weight, self.columns)
         self.exchange.tables.add(self)
-
-
-def check_table(weight: Tensor, max_norm: float | None, what: str) -> None:
-    """Refuse tables that cannot be partitioned.
-
-    Raises:
-        ValueError: `max_norm`, or a weight that is not on the CPU.
-        TypeError: A dtype that has no kernels.
-    """
-    if max_norm is not None:
-        raise ValueError(
-            f"{what} has max_norm = {max_norm}: renormalising a row needs all its columns, which"
-            " no rank holds; leave the table out (filter=...) or clip gradients instead"
-        )
-    if weight.device.type != "cpu":
-        raise ValueError(f"{what} is on {weight.device}: the kernels built here are for the CPU")
-    if weight.dtype not in FLOAT_DTYPES:
-        raise TypeError(f"{what} is {weight.dtype}; it must be one of {FLOAT_DTYPES}")
-
-
-def random_columns(
-    num_embeddings: int, embedding_dim: int, exchange: Exchange, dtype: torch.dtype | None
-) -> Tensor:
-    """This rank's columns of a new table, from N(0, 1) as `nn.Embedding` has it; collective.
-
-    Every rank draws its own columns, from rank 0's seed and its number, so that nobody needs the
-    memory of the whole table.
-    """
-    generator = torch.Generator().manual_seed(exchange.seed() + exchange.rank)
-    shape = exchange.columns(num_embeddings, embedding_dim).local_shape
-    return torch.empty(shape, dtype=dtype).normal_(generator=generator)
 
 
 def _row(padding_idx: int | None, num_rows: int) -> int | None:

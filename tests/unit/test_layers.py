@@ -10,7 +10,7 @@ import commlib
 ROOT = Path(commlib.__file__).parent
 LAYERS = [  # from the top; what stands in one line may import each other
     {"cli"},
-    {"ddp", "horovod", "embrace", "parallel", "svm"},
+    {"ddp", "horovod", "embrace", "clip", "parallel", "svm"},
     {"reducers", "schedule"},
     {"collectives", "topology"},
     {"stats", "route", "rows", "errors", "ops", "_fake"},
