@@ -7,7 +7,13 @@ CSRC := $(shell find csrc -type f 2>/dev/null)
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
 
-.PHONY: all demo test lint format clean
+NATIVE := $(filter-out csrc/scheduler/python.cpp,$(wildcard csrc/scheduler/*.cpp)) $(wildcard tests/native/*.cpp)
+NATIVE_HEADERS := $(wildcard csrc/scheduler/*.h tests/native/*.h)
+SANITIZERS := thread address,undefined
+# ThreadSanitizer does not start where addresses are randomised more than it expects.
+FIXED_ADDRESSES := $(shell setarch -R true 2>/dev/null && echo setarch -R)
+
+.PHONY: all demo test test-native lint format clean
 
 all: $(VENV)/.built
 
@@ -24,19 +30,27 @@ $(VENV)/.built: $(VENV)/.installed setup.py $(CSRC)
 demo: $(VENV)/.built
 	$(VENV)/bin/commlib demo $(DEMO_ARGS)
 
-test: $(VENV)/.built
+test: $(VENV)/.built test-native
 	$(PY) -m pytest $(PYTEST_ARGS)
+
+test-native:
+	$(MAKE) --no-print-directory -j2 $(SANITIZERS:%=build/native/%)
+	for name in $(SANITIZERS); do $(FIXED_ADDRESSES) build/native/$$name || exit 1; done
+
+build/native/%: $(NATIVE) $(NATIVE_HEADERS)
+	mkdir -p $(@D)
+	$(CXX) -std=c++20 -O0 -g1 -Wall -Wextra -fsanitize=$* -fno-sanitize-recover=all -Icsrc -Itests/native $(NATIVE) -pthread -o $@
 
 lint: $(VENV)/.installed
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
-	find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' | xargs -r $(VENV)/bin/clang-format --dry-run -Werror
+	find csrc tests/native -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' | xargs -r $(VENV)/bin/clang-format --dry-run -Werror
 
 format: $(VENV)/.installed
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
-	find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' | xargs -r $(VENV)/bin/clang-format -i
+	find csrc tests/native -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' | xargs -r $(VENV)/bin/clang-format -i
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info commlib/*.so demo-report

@@ -7,8 +7,8 @@ from typing import final
 class Scheduler:
     """One lane's order of collectives: rank 0's priority queue is the schedule, others replay it.
 
-    Every method may be called by any thread; `next` by one thread at a time. Whatever
-    waits gives the GIL back; `submit`, `done` and `wake` never wait, and keep it.
+    Every method may be called by any thread; `next` by one thread at a time. The GIL is released
+    where a call may wait (`next` with a timeout, `close`) and kept where it cannot.
 
     Args:
         rank: This rank, in [0, num_ranks).

@@ -53,6 +53,14 @@ Connection::~Connection() {
   if (fd_ >= 0) ::close(fd_);
 }
 
+pollfd Connection::interest() const {
+  const bool has_backlog = backlog_bytes() > 0;
+  pollfd entry{};
+  entry.fd = reads_ || has_backlog ? fd_ : -1;
+  entry.events = static_cast<short>((reads_ ? POLLIN : 0) | (has_backlog ? POLLOUT : 0));
+  return entry;
+}
+
 void Connection::send(std::string_view bytes) {
   if (!writes_) return;
   backlog_.append(bytes);

@@ -1,6 +1,8 @@
 // One control connection: a stream socket that never blocks and never raises SIGPIPE.
 #pragma once
 
+#include <poll.h>
+
 #include <cstddef>
 #include <span>
 #include <string>
@@ -28,6 +30,9 @@ class Connection {
   bool reads() const { return reads_; }
   bool writes() const { return writes_; }
   size_t backlog_bytes() const { return backlog_.size() - sent_; }
+
+  // What poll(2) shall look for; descriptor -1, which it leaves out, for nothing.
+  pollfd interest() const;
 
   // Sends bytes at once, as far as the socket takes them; keeps the rest for flush. Dropped after
   // stop_writing or once the peer is gone, which reading then finds out.

@@ -52,7 +52,7 @@ bool with_gil(Work&& work) {
   }
 }
 
-// The same without the GIL, for whatever waits or asks the system.
+// The same without the GIL, for what may wait.
 template <class Work>
 bool without_gil(Work&& work) {
   std::exception_ptr error;
@@ -73,26 +73,6 @@ PyObject* none() { return Py_NewRef(Py_None); }
 // Other ranks' texts come off a socket: whatever is no UTF-8 is replaced.
 PyObject* to_str(const std::string& text) {
   return PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace");
-}
-
-bool to_fds(PyObject* from, std::vector<int>& fds) {
-  PyObject* items = PySequence_List(from);
-  if (!items) {
-    PyErr_Clear();
-    return wrong_type("fds", "a sequence of int", from);
-  }
-  bool good = true;
-  for (Py_ssize_t i = 0; good && i < PyList_Size(items); ++i) {
-    int64_t fd = -1;
-    good = to_int("fds[...]", PyList_GetItem(items, i), fd);
-    if (good && (fd < 0 || fd > INT32_MAX)) {
-      PyErr_Format(PyExc_ValueError, "fds[%zd] = %lld is no descriptor", i, (long long)fd);
-      good = false;
-    }
-    fds.push_back(static_cast<int>(fd));
-  }
-  Py_DECREF(items);
-  return good;
 }
 
 PyObject* create(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
@@ -156,7 +136,8 @@ PyObject* next(PyObject* self, PyObject* const* args, Py_ssize_t num_args, PyObj
     return nullptr;
   }
   std::optional<Unit> unit;
-  if (!without_gil([&] { unit = core(self).next(timeout_s); })) return nullptr;
+  auto work = [&] { unit = core(self).next(timeout_s); };
+  if (!(timeout_s == 0 ? with_gil(work) : without_gil(work))) return nullptr;
   if (!unit) return none();
   return Py_BuildValue("(NLL)", to_str(unit->name), (long long)unit->slice_idx,
                        (long long)unit->num_slices);
@@ -177,17 +158,19 @@ PyObject* done(PyObject* self, PyObject* const* args, Py_ssize_t num_args, PyObj
 PyObject* fail(PyObject* self, PyObject* text) {
   std::string_view view;
   if (!to_view("text", text, view)) return nullptr;
-  return without_gil([&] { core(self).fail(view); }) ? none() : nullptr;
+  return with_gil([&] { core(self).fail(view); }) ? none() : nullptr;
 }
 
 PyObject* wake(PyObject* self, PyObject*) {
-  core(self).wake();
-  return none();
+  return with_gil([self] { core(self).wake(); }) ? none() : nullptr;
 }
 
-template <void (Scheduler::*kMethod)()>
-PyObject* call(PyObject* self, PyObject*) {
-  return without_gil([self] { (core(self).*kMethod)(); }) ? none() : nullptr;
+PyObject* poll(PyObject* self, PyObject*) {
+  return with_gil([self] { core(self).poll(); }) ? none() : nullptr;
+}
+
+PyObject* close(PyObject* self, PyObject*) {
+  return without_gil([self] { core(self).close(); }) ? none() : nullptr;
 }
 
 PyObject* log(PyObject* self, PyObject*) {
@@ -207,7 +190,7 @@ PyObject* log(PyObject* self, PyObject*) {
 
 PyObject* get_failure(PyObject* self, void*) {
   std::optional<Failure> failure;
-  if (!without_gil([&] { failure = core(self).failure(); })) return nullptr;
+  if (!with_gil([&] { failure = core(self).failure(); })) return nullptr;
   if (!failure) return none();
   return Py_BuildValue("(LN)", (long long)failure->rank, to_str(failure->text));
 }
@@ -232,8 +215,8 @@ int add_scheduler_type(PyObject* module) {
       {"done", method(done), kVector, "A unit is complete: its credit comes back."},
       {"fail", fail, METH_O, "This rank has failed: every rank is told."},
       {"wake", wake, METH_NOARGS, "End a waiting next, or the one to come."},
-      {"poll", call<&Scheduler::poll>, METH_NOARGS, "Look at connections without waiting."},
-      {"close", call<&Scheduler::close>, METH_NOARGS, "Say goodbye and close the connections."},
+      {"poll", poll, METH_NOARGS, "Look at connections without waiting."},
+      {"close", close, METH_NOARGS, "Say goodbye and close the connections."},
       {"log", log, METH_NOARGS, "What was issued, in order."},
       {nullptr, nullptr, 0, nullptr}};
   static PyGetSetDef attributes[] = {

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <string_view>
+#include <vector>
 
 namespace commlib::scheduler {
 
@@ -84,6 +85,27 @@ inline bool to_view(const char* name, PyObject* from, std::string_view& to) {
   const char* bytes = PyUnicode_AsUTF8AndSize(from, &size);
   if (bytes) to = {bytes, static_cast<size_t>(size)};
   return bytes != nullptr;
+}
+
+// A sequence of descriptors.
+inline bool to_fds(PyObject* from, std::vector<int>& fds) {
+  PyObject* items = PySequence_List(from);
+  if (!items) {
+    PyErr_Clear();
+    return wrong_type("fds", "a sequence of int", from);
+  }
+  bool good = true;
+  for (Py_ssize_t i = 0; good && i < PyList_Size(items); ++i) {
+    int64_t fd = -1;
+    good = to_int("fds[...]", PyList_GetItem(items, i), fd);
+    if (good && (fd < 0 || fd > INT32_MAX)) {
+      PyErr_Format(PyExc_ValueError, "fds[%zd] = %lld is no descriptor", i, (long long)fd);
+      good = false;
+    }
+    fds.push_back(static_cast<int>(fd));
+  }
+  Py_DECREF(items);
+  return good;
 }
 
 }  // namespace commlib::scheduler

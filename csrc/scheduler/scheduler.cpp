@@ -1,6 +1,7 @@
-// What callers do: submit, next, done. Connections and clocks are in control.cpp.
+// What callers do: submit, next, done.
 #include "scheduler/scheduler.h"
 
+#include <algorithm>
 #include <cmath>
 #include <sstream>
 #include <stdexcept>

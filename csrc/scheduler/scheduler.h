@@ -121,7 +121,7 @@ class Scheduler {
     int64_t num_slices;
   };
 
-  // Everything below needs mutex_, but what says otherwise. Control is in control.cpp.
+  // Everything below needs mutex_, but what says otherwise.
   bool leads() const { return options_.rank == 0 || connections_.empty(); }
   int64_t rank_behind(size_t connection) const {
     return options_.rank == 0 ? static_cast<int64_t>(connection) + 1 : 0;
@@ -131,6 +131,7 @@ class Scheduler {
   void notify();
   void notify_if_due();
 
+  // control.cpp
   void exchange();
   void receive(size_t connection);
   void handle(size_t connection, const Message& message);
@@ -138,6 +139,8 @@ class Scheduler {
   void malformed(size_t connection, const std::string& what);
   void announce(const Unit& unit);
   void set_failure(int64_t rank, std::string text, std::optional<size_t> heard_from = {});
+
+  // waits.cpp
   double deadline_s() const;
   void check_deadline(double now_s);
   void wait(std::unique_lock<std::mutex>& lock, double until_s);
