@@ -58,7 +58,6 @@ class ShardedTable(nn.Module):
         self.register_parameter("weight", Parameter(local, requires_grad=requires_grad))
         self.register_state_dict_post_hook(_give_dtensor)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_pre_hook(_take_columns)  # type: ignore[no-untyped-call]
-        self.register_load_state_dict_post_hook(_mark_again)  # type: ignore[no-untyped-call]
         self._mark()
 
     @property
@@ -98,13 +97,17 @@ class ShardedTable(nn.Module):
         return f"{held}, rank={self.exchange.rank}, sparse={self.sparse}"
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "weight":
+        if name != "weight":
+            super().__setattr__(name, value)
+        elif isinstance(value, Parameter) and tuple(value.shape) == self.columns.local_shape:
+            self._parameters[name] = value
+            self._mark()
+        else:
             raise AttributeError(
-                f"the weight of partitioned table '{self.name}' cannot be replaced, it is this"
-                " rank's part of what all ranks hold: use load_state_dict, or copy into"
-                " local_weight"
+                f"the weight of partitioned table '{self.name}' can only be replaced by a"
+                f" Parameter of the own columns {self.columns.local_shape}: use load_state_dict, or"
+                " copy into local_weight"
             )
-        super().__setattr__(name, value)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
@@ -152,7 +155,3 @@ def _take_columns(
         except ValueError as mistake:
             errors.append(str(mistake))
             del state_dict[key]
-
-
-def _mark_again(module: ShardedTable, incompatible: Any) -> None:
-    module._mark()
