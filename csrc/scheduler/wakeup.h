@@ -36,10 +36,10 @@ class Wakeup {
   // Makes fd() unreadable again.
   void drain() {
     char bytes[64];
-    for (;;) {
-      const ssize_t got = ::read(fds_[0], bytes, sizeof bytes);
-      if (got <= 0 && !(got < 0 && errno == EINTR)) return;
-    }
+    ssize_t got;
+    do {
+      got = ::read(fds_[0], bytes, sizeof bytes);
+    } while (got == sizeof bytes || (got < 0 && errno == EINTR));
   }
 
   // Gives the descriptors back; nobody may poll or signal any more. Idempotent.
