@@ -49,7 +49,7 @@ def measure(shape: Shape, names: Sequence[str], link: str, num_rounds: int) -> l
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
     methods = {name: METHODS[name](shape) for name in names}
     results = {name: verified(shape, method) for name, method in methods.items()}
-    gc.collect()
+    gc.collect()  # what checking took
     ids = [shape.ids(step, rank) for step in range(NUM_BATCHES)]
     calls = {name: _stepper(one, ids, shape.target(rank)) for name, one in methods.items()}
     timings = interleave_ranks(calls, num_rounds=num_rounds)
@@ -90,26 +90,25 @@ def _stepper(
 
 
 def worker(args: argparse.Namespace) -> None:
-    """One rank: measures the shapes it is given; rank 0 writes the records."""
+    """One rank: measures one shape; rank 0 writes the records."""
     torch.set_num_threads(1)
+    torch.sparse.check_sparse_tensor_invariants.disable()  # torch warns where nobody says
     dist.init_process_group("gloo")
-    records = []
-    for fields in json.loads(args.shapes):
-        records += measure(Shape(**fields), args.methods, args.link, args.rounds)
-        gc.collect()
+    records = measure(args.points[0], args.methods, args.link, args.rounds)
     if dist.get_rank() == 0:
         args.json.write_text(json.dumps(records))
     dist.barrier()
     dist.destroy_process_group()
 
 
-def run(shapes: Sequence[Shape], args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Launches the ranks on their link and collects what they measured."""
+def run(shape: Shape, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Launches the ranks on their link, for one shape, and collects what they measured."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "records.json"
         argv = ["bench.embedding", "--worker", "--methods", ",".join(args.methods)]
-        argv += ["--shapes", json.dumps([asdict(shape) for shape in shapes]), "--link", args.link]
-        argv += ["--rounds", str(args.rounds), "--json", str(path)]
+        for name, value in asdict(shape).items():
+            argv += [f"--{name}", str(value)]
+        argv += ["--link", args.link, "--rounds", str(args.rounds), "--json", str(path)]
         netlab.launch(argv, args.ranks, args.link, timeout_s=3_600)
         records: list[dict[str, Any]] = json.loads(path.read_text())
         return records
@@ -159,10 +158,10 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--sweep", action="store_true", help="several rows, columns and ids")
     parser.add_argument("--json", type=Path, help="file to write")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--shapes", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
-    args.methods = list(METHODS) if args.methods == "all" else args.methods.split(",")
-    unknown = sorted(set(args.methods) - set(METHODS))
+    asked = set(METHODS if args.methods == "all" else args.methods.split(","))
+    args.methods = [name for name in METHODS if name in asked]
+    unknown = sorted(asked - set(METHODS))
     if unknown:
         parser.error(f"--methods names {unknown}; there are {', '.join(METHODS)}")
     shape = Shape(rows=args.rows, dim=args.dim, tokens=args.tokens, zipf=args.zipf)
@@ -189,10 +188,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     if reason is not None:
         args.methods = [name for name in args.methods if name not in left_out]
         console.print(f"without {', '.join(left_out)}: {reason}", highlight=False, markup=False)
-    records = run(args.points, args)
+    records = []
     for shape in args.points:
-        fields = asdict(shape)
-        show([r for r in records if fields.items() <= r.items()], console)
+        measured = run(shape, args)
+        show(measured, console)
+        records += measured
     if args.json is not None:
         write_json(args.json, records)
 

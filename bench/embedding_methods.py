@@ -5,16 +5,19 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from bench.gradients import zipf_tokens
+from bench.partitioned import Meter
 from bench.torchrec_peer import TorchrecTable
 from commlib import ddp as commlib_ddp
+from commlib import embrace
 
 NUM_BATCHES = 4
 """Different batches that steps go round."""
@@ -109,21 +112,51 @@ class DdpTable:
             self.state.close()
 
 
-METHODS: dict[str, Callable[[Shape], Method]] = {
-    "ddp-dense": functools.partial(DdpTable, sparse=False),
-    "ddp-sparse": functools.partial(DdpTable, sparse=True),
-    "exact": functools.partial(DdpTable, sparse=True, exact=True),
-}
-"""Every method by name."""
+class EmbraceTable:
+    """The table partitioned by columns, with sparse gradients."""
+
+    def __init__(self, shape: Shape) -> None:
+        table = nn.Embedding(shape.rows, shape.dim, _weight=shape.weight(), sparse=True)
+        self.table = embrace.shard(table)
+        self.meter = Meter(self.table)
+        self.optimizer = torch.optim.SGD(self.table.parameters(), lr=shape.lr)
+
+    def step(self, ids: Tensor, target: Tensor) -> None:
+        """As `Method`."""
+        self.meter.take_sent_bytes()
+        self.optimizer.zero_grad()
+        output = self.table(ids)
+        output.backward(output.detach() - target)
+        self.optimizer.step()
+
+    def weight(self) -> Tensor:
+        """As `Method`."""
+        return cast(DTensor, self.table.weight).full_tensor().detach()
+
+    def sent_bytes(self) -> float | None:
+        """As `Method`."""
+        return float(self.meter.take_sent_bytes())
+
+    def close(self) -> None:
+        """As `Method`."""
+        embrace.close(self.table)
 
 
-def _torchrec(shape: Shape, *, by: str, unique: bool) -> Method:
+def _torchrec(shape: Shape, *, by: str, unique: bool = False) -> Method:
     return TorchrecTable(shape.weight(), shape.lr, by=by, unique=unique)
 
 
-for _name, _by in (("cw", "columns"), ("rw", "rows")):
-    METHODS[f"torchrec-{_name}"] = functools.partial(_torchrec, by=_by, unique=False)
-    METHODS[f"torchrec-{_name}-unique"] = functools.partial(_torchrec, by=_by, unique=True)
+METHODS: dict[str, Callable[[Shape], Method]] = {
+    "torchrec-cw": functools.partial(_torchrec, by="columns"),
+    "torchrec-cw-unique": functools.partial(_torchrec, by="columns", unique=True),
+    "torchrec-rw": functools.partial(_torchrec, by="rows"),
+    "torchrec-rw-unique": functools.partial(_torchrec, by="rows", unique=True),
+    "ddp-dense": functools.partial(DdpTable, sparse=False),
+    "ddp-sparse": functools.partial(DdpTable, sparse=True),
+    "exact": functools.partial(DdpTable, sparse=True, exact=True),
+    "embrace": EmbraceTable,
+}
+"""Every method by name, in the order in which their tables are made."""
 
 
 def verified(shape: Shape, method: Method, num_steps: int = 2) -> bool:

@@ -27,6 +27,7 @@ class Step:
         optimizer_s: The update.
         embedding_wait_s: Of those, waiting for rows of partitioned tables and for the exchange of
             their gradients; None where tables are not partitioned.
+        sparse_bytes: Bytes that this rank sent for tables; None where the driver does not count.
     """
 
     loss: Tensor
@@ -34,6 +35,7 @@ class Step:
     backward_s: float
     optimizer_s: float
     embedding_wait_s: float | None = None
+    sparse_bytes: float | None = None
 
     @property
     def step_s(self) -> float:

@@ -66,6 +66,8 @@ class Trainer:
                 **self._read_stats(),
             }
         )
+        if step.sparse_bytes is not None:
+            self.steps[-1]["sparse_bytes"] = step.sparse_bytes
         return step.step_s
 
     def validate(self) -> float:
