@@ -12,16 +12,19 @@ from commlib.embrace.exchange import Exchange
 from commlib.embrace.optim import attach
 from commlib.embrace.source import RowSource
 from commlib.embrace.table import ShardedTable
+from commlib.embrace.twod import Schedule, schedule
 
 __all__ = [
     "Exchange",
     "RowSource",
+    "Schedule",
     "ShardedEmbedding",
     "ShardedEmbeddingBag",
     "ShardedTable",
     "attach",
     "close",
     "lookup",
+    "schedule",
     "shard",
     "unshard",
 ]

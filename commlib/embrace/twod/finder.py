@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from commlib.collectives.requests import AllReduce, Protocol
+from commlib.embrace.exchange import Exchange
 from commlib.embrace.table import ShardedTable
 
 IdsOf = Callable[[Any], Mapping[Any, Any]]
@@ -90,3 +92,20 @@ def given(ids_of: IdsOf, batch: Any, tables: Sequence[ShardedTable]) -> dict[Sha
             parts[0] if len(parts) == 1 else torch.cat([part.reshape(-1) for part in parts])
         )
     return found
+
+
+def agree(
+    places: Mapping[ShardedTable, Place], tables: Sequence[ShardedTable], exchange: Exchange
+) -> list[ShardedTable]:
+    """The tables whose place every rank has found; collective."""
+    found = torch.tensor([float(table in places) for table in tables])
+    name = exchange.request_name("schedule.places")
+
+    def protocol() -> Protocol[Tensor]:
+        if exchange.num_ranks == 1:
+            return found
+        everywhere: Tensor = yield AllReduce(name=name, tensor=found, op="mean")
+        return everywhere
+
+    everywhere = exchange.run(name, protocol).tolist()
+    return [table for table, share in zip(tables, everywhere, strict=True) if share == 1.0]

@@ -20,9 +20,7 @@ class PendingGrad(Tensor):
     arrive: Callable[[], None]
 
     @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with torch._C.DisableTorchFunctionSubclass():
             for pending in _pending_in(args, kwargs or {}):
                 pending.arrive()
@@ -30,8 +28,8 @@ class PendingGrad(Tensor):
 
 
 def pending_grad(buffer: Tensor, arrive: Callable[[], None]) -> PendingGrad:
-    """A gradient in the memory of `buffer`, which `arrive` fills."""
-    pending = buffer.as_subclass(PendingGrad)
+    """A gradient in the memory of `buffer`, strided or COO, which `arrive` fills."""
+    pending: PendingGrad = torch.Tensor._make_subclass(PendingGrad, buffer)
     pending.arrive = arrive
     return pending
 
