@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +12,6 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.nn import Parameter
 
 from commlib.collectives.requests import AllGather, AllToAll, Protocol
-from commlib.embrace.flat import as_bytes, as_matrix
 
 _MARK = "_commlib_columns"
 
@@ -110,15 +110,16 @@ def deal_columns(
     """
     if num_ranks == 1:
         return table.clone(memory_format=torch.contiguous_format)
-    row = table.shape[0] * table.element_size()
+    num_rows = table.shape[0]
     blocks = table.split(list(widths), 1) if rank == 0 else (table[:0, :0],)
     flat = yield AllToAll(
         name=name,
-        tensor=torch.cat([as_bytes(block) for block in blocks]),
-        send=tuple(row * width if rank == 0 else 0 for width in widths),
-        recv=tuple(row * widths[rank] if peer == 0 else 0 for peer in range(num_ranks)),
+        tensor=torch.cat([block.reshape(-1) for block in blocks]),
+        send=tuple(num_rows * width if rank == 0 else 0 for width in widths),
+        recv=tuple(num_rows * widths[rank] if peer == 0 else 0 for peer in range(num_ranks)),
     )
-    return as_matrix(flat, table.dtype, table.shape[0], widths[rank])
+    whole: Tensor = flat.view(num_rows, widths[rank])
+    return whole
 
 
 def gather_columns(
@@ -132,10 +133,15 @@ def gather_columns(
     """
     if num_ranks == 1:
         return local.clone()
-    sizes = tuple(local.shape[0] * width * local.element_size() for width in widths)
-    flat = yield AllGather(name=name, tensor=as_bytes(local), sizes=sizes)
-    blocks = [
-        as_matrix(piece, local.dtype, local.shape[0], width)
-        for piece, width in zip(flat.split(sizes), widths, strict=True)
-    ]
-    return torch.cat(blocks, 1)
+    num_rows = local.shape[0]
+    sizes = tuple(num_rows * width for width in widths)
+    flat = yield AllGather(name=name, tensor=local.reshape(-1), sizes=sizes)
+    return side_by_side(flat, num_rows, widths)
+
+
+def side_by_side(flat: Tensor, num_rows: int, widths: Sequence[int]) -> Tensor:
+    """`[num_rows, d_r]` of each rank, one behind the other, to `[num_rows, D]`."""
+    blocks = flat.split([num_rows * width for width in widths])
+    return torch.cat(
+        [block.view(num_rows, width) for block, width in zip(blocks, widths, strict=True)], 1
+    )

@@ -15,11 +15,13 @@ import torch
 from torch import Tensor
 
 from commlib import ops
-from commlib.collectives.requests import AllToAll, Protocol
-from commlib.embrace.flat import as_bytes, as_dtype
+from commlib.collectives.requests import AllToAll, Protocol, T
+from commlib.embrace.columns import side_by_side
 from commlib.embrace.parts import Part, Stack, stack_parts
 from commlib.route import unite_rows
 from commlib.rows import SparseRows, accumulate_dtype
+
+__all__ = ["Part", "fetch_bytes", "fetch_rows", "return_bytes", "return_rows"]
 
 
 def fetch_rows(
@@ -47,8 +49,8 @@ def fetch_rows(
             [[stack.size(p, rank) for p in ranks] for stack in stacks],
         )
         whole = [
-            torch.cat([piece.view(-1, w) for piece, w in _columns(pieces, stack, rank)], 1)
-            for stack, pieces in zip(stacks, arrived, strict=True)
+            side_by_side(flat, stack.counts[rank], stack.widths)
+            for stack, flat in zip(stacks, arrived, strict=True)
         ]
     rows = [
         stack.apart(together.to(stack.dtype), rank)
@@ -98,8 +100,8 @@ def return_rows(
             [[stack.size(rank, p) for p in ranks] for stack in stacks],
         )
         given = [
-            _behind_each_other(pieces).view(sum(stack.counts), stack.widths[rank])
-            for stack, pieces in zip(stacks, arrived, strict=True)
+            flat.view(sum(stack.counts), stack.widths[rank])
+            for stack, flat in zip(stacks, arrived, strict=True)
         ]
     sums = [_sum(stack, rows, scale) for stack, rows in zip(stacks, given, strict=True)]
     return _in_order(stacks, sums)
@@ -144,11 +146,45 @@ def _overflow_everywhere(gradient: Tensor) -> Tensor:
     return torch.where(finite, gradient, torch.nan)
 
 
-def _columns(pieces: Sequence[Tensor], stack: Stack, rank: int) -> list[tuple[Tensor, int]]:
-    """What came from each rank that has columns, and how many; one without rows keeps a shape."""
-    if stack.counts[rank] == 0:
-        return [(pieces[0].new_empty(0), sum(stack.widths))]
-    return [(piece, w) for piece, w in zip(pieces, stack.widths, strict=True) if w]
+def _exchange(
+    name: str,
+    sending: Sequence[Tensor],
+    sent: Sequence[Sequence[int]],
+    received: Sequence[Sequence[int]],
+) -> Protocol[list[Tensor]]:
+    """One all-to-all of flat tensors, one a stack, each by rank; as bytes where dtypes differ.
+
+    Args:
+        name: Agreed name of the request.
+        sending: What each stack sends.
+        sent: Elements of it that go to each rank.
+        received: Elements that come from each rank.
+
+    Returns:
+        For each stack what came, flat, by rank.
+    """
+    if len(sending) == 1:
+        flat = yield AllToAll(
+            name=name, tensor=sending[0], send=tuple(sent[0]), recv=tuple(received[0])
+        )
+        return [flat]
+    widths = [own.element_size() for own in sending]
+    send = [[size * w for size in sizes] for sizes, w in zip(sent, widths, strict=True)]
+    recv = [[size * w for size in sizes] for sizes, w in zip(received, widths, strict=True)]
+    outgoing = [
+        own.view(torch.uint8).split(sizes) for own, sizes in zip(sending, send, strict=True)
+    ]
+    flat = yield AllToAll(
+        name=name,
+        tensor=torch.cat([piece for rank in zip(*outgoing, strict=True) for piece in rank]),
+        send=tuple(map(sum, zip(*send, strict=True))),
+        recv=tuple(map(sum, zip(*recv, strict=True))),
+    )
+    pieces = flat.split([size for rank in zip(*recv, strict=True) for size in rank])
+    return [
+        torch.cat(pieces[stack :: len(sending)]).view(own.dtype)
+        for stack, own in enumerate(sending)
+    ]
 
 
 def _in_order(stacks: Sequence[Stack], results: Sequence[Sequence[T]]) -> list[T]:

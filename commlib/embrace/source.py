@@ -17,7 +17,8 @@ from torch.autograd.function import once_differentiable
 
 from commlib.collectives.requests import Protocol
 from commlib.embrace.ids import Asked, ids_round, unique_ids
-from commlib.embrace.rows import Part, fetch_rows, return_rows
+from commlib.embrace.parts import Part
+from commlib.embrace.rows import fetch_rows, return_rows
 from commlib.errors import CommError
 from commlib.reducers.index import first_slot
 from commlib.rows import SparseRows

@@ -12,7 +12,7 @@ from torch.nn import Parameter
 
 from commlib.embrace.columns import mark
 from commlib.embrace.exchange import Exchange
-from commlib.embrace.rows import Part
+from commlib.embrace.parts import Part
 
 
 class ShardedTable(nn.Module):

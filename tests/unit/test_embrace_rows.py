@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from commlib.collectives.local import LocalTransport
 from commlib.collectives.requests import AllToAll
 from commlib.embrace.ids import ids_round, unique_ids
-from commlib.embrace.rows import Part, fetch_bytes, fetch_rows, return_bytes, return_rows
+from commlib.embrace.parts import Part
+from commlib.embrace.rows import fetch_bytes, fetch_rows, return_bytes, return_rows
 from commlib.reducers.index import HEADER_BYTES, first_slot
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
