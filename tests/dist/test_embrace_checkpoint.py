@@ -117,8 +117,12 @@ def by_hand(rank, n):
 
         other = embrace.shard(build(sparse, seed=4), timeout_s=30)
         resumed = embrace.attach(build_optimizer(other))
-        other.load_state_dict(weights)
-        resumed.load_state_dict(state)
+        file = io.BytesIO()
+        torch.save({"weights": weights, "state": state}, file)  # a file a rank: DTensors
+        file.seek(0)
+        saved = torch.load(file, weights_only=False)
+        other.load_state_dict(saved["weights"])
+        resumed.load_state_dict(saved["state"])
         assert not isinstance(next(iter(resumed.state.values())).get("exp_avg"), DTensor)
         again = contents(other, resumed)
         assert all(torch.equal(again[key], value) for key, value in before.items())

@@ -329,6 +329,8 @@ def without_gradients(rank, n):
         with torch.no_grad():
             out = ours(ids)
             assert not out.requires_grad and torch.equal(out, table(ids))
+        with torch.inference_mode():
+            assert torch.equal(ours(ids), table(ids))
         ours.eval()
         assert torch.equal(ours(ids), table(ids))
         strange = ids.repeat(1, 3)[:, ::2].t()
