@@ -110,7 +110,8 @@ class State:
                 " wrap the model anew to register another"
             )
         self.rank, self.num_ranks = group.rank(), group.size()
-        named = dict(ddp.module.named_parameters())
+        left_alone = ddp.parameters_to_ignore  # partitioned tables, and what the user names
+        named = {n: p for n, p in ddp.module.named_parameters() if n not in left_alone}
         try:
             _check_devices(named)
             self.options = Options(

@@ -106,7 +106,7 @@ def _wrap(value: Any, columns: Columns, what: str) -> Any:
             f" {columns.local_shape}, so it depends on how the table is cut: use an optimizer that"
             " treats elements one by one"
         )
-    return columns.wrap(value)
+    return columns.wrap(value.to_dense() if value.is_sparse else value)
 
 
 def _take_columns(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:

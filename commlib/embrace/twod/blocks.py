@@ -23,7 +23,7 @@ from torch.utils.hooks import RemovableHandle
 from commlib.collectives.requests import AllReduce, Protocol
 from commlib.embrace.columns import columns_of
 from commlib.embrace.priority import DENSE_BLOCKS
-from commlib.embrace.twod.pending import pending_grad
+from commlib.embrace.twod.pending import arrived, pending_grad
 from commlib.embrace.twod.runner import Runner
 from commlib.embrace.twod.stepper import Group, Stepper
 
@@ -217,12 +217,15 @@ class Blocks:
             block.flat.copy_(mean)
         settings, flat = block.settings, block.flat
         block.mean = block.flat = block.settings = None
+        if settings is None:
+            for parameter in block.parameters:
+                arrived(parameter)
+            return
         for parameter, stretch in block.views(flat):
             parameter.grad = stretch
-        if settings is not None:
-            self._stepper.step(block.parameters, settings)
-            for parameter in block.parameters:
-                parameter.grad = None
+        self._stepper.step(block.parameters, settings)
+        for parameter in block.parameters:
+            parameter.grad = None
 
 
 def _divide(model: nn.Module, block_bytes: int) -> list[Block]:

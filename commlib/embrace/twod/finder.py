@@ -6,7 +6,7 @@ one slice of it along some dimension, are found by their memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,10 +95,16 @@ def given(ids_of: IdsOf, batch: Any, tables: Sequence[ShardedTable]) -> dict[Sha
 
 
 def agree(
-    places: Mapping[ShardedTable, Place], tables: Sequence[ShardedTable], exchange: Exchange
+    known: Collection[ShardedTable], tables: Sequence[ShardedTable], exchange: Exchange
 ) -> list[ShardedTable]:
-    """The tables whose place every rank has found; collective."""
-    found = torch.tensor([float(table in places) for table in tables])
+    """The tables whose ids every rank knows ahead; collective.
+
+    Args:
+        known: Those that this rank does.
+        tables: All, in the order that every rank uses.
+        exchange: Theirs.
+    """
+    found = torch.tensor([float(table in known) for table in tables])
     name = exchange.request_name("schedule.places")
 
     def protocol() -> Protocol[Tensor]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from commlib.embrace.source import as_gradient
 from commlib.embrace.table import ShardedTable
 from commlib.embrace.twod.runner import Runner
-from commlib.embrace.twod.stepper import Group, RowStep, Stepper
+from commlib.embrace.twod.stepper import Group, RowStep, Stepper, holding
 from commlib.rows import SparseRows
 
 
@@ -90,9 +90,8 @@ class DueStep:
         arrivals = [piece.arrivals() for piece in self.pieces]
         if self._rows is None:
             parameter = self.table.local_weight
-            parameter.grad = total(self.table, [_join(a, runner) for a in arrivals])
-            stepper.step([parameter], self.settings)
-            parameter.grad = None
+            with holding(parameter, total(self.table, [_join(a, runner) for a in arrivals])):
+                stepper.step([parameter], self.settings)
             return
         assert self._first is not None
         arrivals[-1] = [a for a in arrivals[-1] if a is not self.pieces[-1].prior]

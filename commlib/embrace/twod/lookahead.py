@@ -177,6 +177,8 @@ class Lookahead:
 
 
 def _own_ids(table: ShardedTable, asked: Mapping[ShardedTable, Tensor]) -> Tensor:
+    if table not in asked:
+        raise ValueError(f"ids(batch) has no ids of table '{table.name}', but had them before")
     return unique_ids(asked[table], table.num_embeddings, table.name)
 
 

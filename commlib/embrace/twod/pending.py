@@ -34,6 +34,20 @@ def pending_grad(buffer: Tensor, arrive: Callable[[], None]) -> PendingGrad:
     return pending
 
 
+def arrived(parameter: Tensor) -> Tensor | None:
+    """The pending gradient of a parameter, from now on an ordinary tensor; None where it has none.
+
+    Whoever holds it sees what its memory is filled with.
+    """
+    with torch._C.DisableTorchFunctionSubclass():
+        gradient = parameter.grad
+        if not isinstance(gradient, PendingGrad):
+            return None
+        del gradient.arrive
+        gradient.__class__ = Tensor  # type: ignore[assignment]
+        return gradient
+
+
 def _pending_in(args: Any, kwargs: dict[str, Any]) -> list[PendingGrad]:
     found = []
     for value in [*args, *kwargs.values()]:

@@ -13,6 +13,7 @@ delayed rows before the batch after that.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Generic, TypeVar
@@ -77,7 +78,7 @@ class Schedule(Generic[B]):
         optimizer: SGD, Adagrad, Adam, AdamW or SparseAdam.
         ids: `ids(batch)` gives, by table or its name, all ids that the forward pass will look up.
             Where None, tables whose ids are a tensor of the batch, or a slice of one, are found in
-            the first iteration; others are looked up when asked, unscheduled.
+            the first iteration. Tables that are not named, or found, are looked up when asked.
         overlap: False waits for every exchange at once: the same arithmetic, for comparison.
         block_bytes: Dense modules are put together up to this size. Less lets the front start
             sooner, more costs fewer exchanges.
@@ -123,7 +124,7 @@ class Schedule(Generic[B]):
         self._runner = Runner(self._exchange)
         self._stepper = Stepper(optimizer)
         self._places: dict[ShardedTable, Place] = {}
-        self._scheduled: list[ShardedTable] = tables if ids is not None else []
+        self._scheduled: list[ShardedTable] = []
         self._ahead: Ahead | None = None
         self._lookahead: Lookahead | None = None
         self._batch: Any = None
@@ -161,7 +162,8 @@ class Schedule(Generic[B]):
             raise ValueError("this schedule is in use already: make one for each loop")
         with ExitStack() as stack:
             self._enter(stack)
-            self._lookahead = Lookahead(iter(self._loader), self._runner, self._label)
+            batches = self._named(iter(self._loader))
+            self._lookahead = Lookahead(batches, self._runner, self._label)
             ahead = self._pull()
             while self._lookahead.settle(ahead):
                 self._ahead = None
@@ -201,6 +203,22 @@ class Schedule(Generic[B]):
             self._sync = before
 
     # The batch ahead.
+
+    def _named(self, batches: Iterator[B]) -> Iterator[B]:
+        """The batches, after the tables that `ids` names for the first one were agreed on."""
+        if self._ids_of is None:
+            return batches
+        first = list(itertools.islice(batches, 1))
+        named, mistake = self._tables, None  # a rank without a batch has no say
+        try:
+            for batch in first:
+                named = list(finder.given(self._ids_of, batch, self._tables))
+        except (TypeError, ValueError) as error:
+            named, mistake = [], error
+        self._scheduled = finder.agree(named, self._tables, self._exchange)
+        if mistake is not None:
+            raise mistake
+        return itertools.chain(first, batches)
 
     def _pull(self) -> Ahead:
         assert self._lookahead is not None

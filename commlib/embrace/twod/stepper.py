@@ -6,7 +6,8 @@ a logical step taken in parts gives the bits of one taken at once. The step coun
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -115,6 +116,10 @@ class RowStep:
             last: Nothing follows.
         """
         parameter, state = self._parameter, self._optimizer.state[self._parameter]
+        if isinstance(self._optimizer, SGD):
+            # Its momentum moves all rows it holds, so it is parted by rows too; a loaded one is
+            # dense.
+            self._before = {k: _as_rows(value) for k, value in self._before.items()}
         held = {k: v for k, v in self._before.items() if isinstance(v, Tensor) and v.is_sparse}
         for key in [key for key in state if key in self._sparse and key not in held]:
             del state[key]  # begun in an earlier part of this first step
@@ -123,9 +128,8 @@ class RowStep:
                 state[key] = _rows_in(value, mask)
             elif not isinstance(value, Tensor) or value.dim() == 0:
                 state[key] = value.clone() if isinstance(value, Tensor) else value
-        parameter.grad = gradient
-        self._run([{**self._group, "params": [parameter]}])
-        parameter.grad = None
+        with holding(parameter, gradient):
+            self._run([{**self._group, "params": [parameter]}])
         for key, value in list(state.items()):
             if isinstance(value, Tensor) and value.is_sparse:
                 self._sparse.setdefault(key, []).append(value)
@@ -173,6 +177,16 @@ class RowStep:
                     own[key] = value
 
 
+@contextmanager
+def holding(parameter: Parameter, gradient: Tensor) -> Iterator[None]:
+    """`parameter.grad` is `gradient` within; a newer one that it holds stays."""
+    kept, parameter.grad = parameter.grad, gradient
+    try:
+        yield
+    finally:
+        parameter.grad = kept
+
+
 def _unhooked(step: Callable[..., Any]) -> Callable[..., Any]:
     """The step without the hooks around it, which belong to the logical step."""
     while hasattr(step, "__wrapped__"):
@@ -188,6 +202,11 @@ def _before_first(value: Any) -> Any:
     return torch.zeros_like(value) if isinstance(value, Tensor) else type(value)()
 
 
+def _as_rows(value: Any) -> Any:
+    dense = isinstance(value, Tensor) and value.dim() == 2 and not value.is_sparse
+    return value.to_sparse(1) if dense else value
+
+
 def _rows_in(value: Tensor, mask: Tensor) -> Tensor:
     indices = value._indices()
     keep = mask[indices[0]]
@@ -201,15 +220,14 @@ def _rows_in(value: Tensor, mask: Tensor) -> Tensor:
 
 
 def _join(parts: list[Tensor]) -> Tensor:
-    """Tensors of disjoint rows as one; coalesced where all are."""
-    if len(parts) == 1:
-        return parts[0]
+    """Tensors of disjoint rows as one, its rows sorted, as a sum of sorted gradients has them."""
     indices = torch.cat([part._indices() for part in parts], 1)
     values = torch.cat([part._values() for part in parts])
-    coalesced = all(part.is_coalesced() for part in parts)
-    if coalesced:
-        order = indices[0].argsort()
-        indices, values = indices[:, order], values[order]
+    order = indices[0].argsort(stable=True)
     return torch.sparse_coo_tensor(
-        indices, values, parts[0].shape, is_coalesced=coalesced, check_invariants=False
+        indices[:, order],
+        values[order],
+        parts[0].shape,
+        is_coalesced=all(part.is_coalesced() for part in parts),
+        check_invariants=False,
     )

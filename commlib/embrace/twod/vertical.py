@@ -27,7 +27,7 @@ from commlib.embrace.table import ShardedTable
 from commlib.embrace.twod.gradients import Arriving, DueStep, Piece, whole
 from commlib.embrace.twod.lookahead import Ahead, AskedRows
 from commlib.embrace.twod.parts import Subset, subset
-from commlib.embrace.twod.pending import PendingGrad, pending_grad
+from commlib.embrace.twod.pending import PendingGrad, arrived, pending_grad
 from commlib.embrace.twod.runner import Runner
 from commlib.embrace.twod.stepper import Group, Stepper
 
@@ -200,11 +200,11 @@ class Vertical(RowSource):
             if pieces:
                 self._open[table] = []
                 gradient = whole(table, pieces, self._runner)
-                pending = table.local_weight.grad
-                if isinstance(pending, PendingGrad):  # somebody may hold it
-                    with torch._C.DisableTorchFunctionSubclass():
-                        pending.copy_(gradient)
-                table.local_weight.grad = gradient
+                pending = arrived(table.local_weight)
+                if pending is None:
+                    table.local_weight.grad = gradient
+                else:
+                    pending.copy_(gradient)
 
     def drop(self) -> None:
         """Forget gradients that no step has asked for."""
