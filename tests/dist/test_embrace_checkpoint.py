@@ -33,6 +33,7 @@ def build(sparse, seed):
 
 OPTIMIZERS = {
     "momentum": lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+    "sparse_momentum": lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
     "adagrad": lambda model: torch.optim.Adagrad(model.parameters(), lr=0.1),
     "adam": lambda model: torch.optim.Adam(model.parameters(), lr=0.1),
     "sparse_adam": lambda model: torch.optim.SparseAdam(model.parameters(), lr=0.1),
@@ -62,7 +63,7 @@ def contents(model, optimizer):
 
 
 def save(rank, n, folder, name):
-    model = embrace.shard(build(name == "sparse_adam", seed=0), timeout_s=30)
+    model = embrace.shard(build(name.startswith("sparse"), seed=0), timeout_s=30)
     optimizer = OPTIMIZERS[name](model)
     train(model, optimizer, rank)
     state = {
@@ -78,7 +79,7 @@ def save(rank, n, folder, name):
 
 
 def load(rank, n, folder, name):
-    model = embrace.shard(build(name == "sparse_adam", seed=9), timeout_s=30)
+    model = embrace.shard(build(name.startswith("sparse"), seed=9), timeout_s=30)
     optimizer = embrace.attach(OPTIMIZERS[name](model))
     state = {
         "model": get_model_state_dict(model),
@@ -106,7 +107,7 @@ def test_four_ranks_save_any_number_loads(name, tmp_path):
 def by_hand(rank, n):
     """state_dict and load_state_dict without torch.distributed.checkpoint."""
     for name, build_optimizer in OPTIMIZERS.items():
-        sparse = name == "sparse_adam"
+        sparse = name.startswith("sparse")
         model = embrace.shard(build(sparse, seed=0), timeout_s=30)
         optimizer = build_optimizer(model)
         train(model, optimizer, rank)

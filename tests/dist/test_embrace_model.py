@@ -132,15 +132,7 @@ def registered(rank, n, dim):
     state.close()
 
 
-@pytest.mark.parametrize(
-    "dim",
-    [
-        6,
-        pytest.param(
-            5, marks=pytest.mark.xfail(reason="register compares shapes of ignored parameters")
-        ),
-    ],
-)
+@pytest.mark.parametrize("dim", [6, 5])
 def test_the_ddp_hook_takes_the_rest(dim):
     run_ranks(2, registered, dim)
 
