@@ -100,20 +100,32 @@ def split(
     )
 
 
-def measure_compute(workload: Workload, *, sparse: bool, num_steps: int = 7) -> float:
-    """Returns the seconds of a step that communicates nothing; collective."""
+@dataclass(frozen=True)
+class Compute:
+    """Seconds of a step that communicates nothing, and of its backward pass."""
+
+    step_s: float
+    backward_s: float
+
+
+def measure_compute(workload: Workload, *, sparse: bool, num_steps: int = 7) -> Compute:
+    """Takes steps that communicate nothing, on all ranks at once; collective."""
     model = workload.build(sparse=sparse)
     optimizer = workload.optimizer(model.parameters())
-    seconds = []
+    steps_s, backwards_s = [], []
     for step in range(num_steps + 1):
         batch = workload.batch(step)
         dist.barrier()
         start = time.perf_counter()
         optimizer.zero_grad(set_to_none=True)
-        model(*batch).backward()
+        loss = model(*batch)
+        forward = time.perf_counter()
+        loss.backward()
+        backwards_s.append(time.perf_counter() - forward)
         optimizer.step()
-        seconds.append(time.perf_counter() - start)
-    return _mean_over_ranks(statistics.median(seconds[1:]))
+        steps_s.append(time.perf_counter() - start)
+    medians = (statistics.median(seconds[1:]) for seconds in (steps_s, backwards_s))
+    return Compute(*map(_mean_over_ranks, medians))
 
 
 def measure_traffic(driver: Driver, first_step: int, num_steps: int = 4) -> Traffic:

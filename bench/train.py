@@ -54,16 +54,16 @@ def train(names: Sequence[str], workload: Workload, settings: Settings, block: i
         for trainer in trainers[start:] + trainers[:start]:
             for _ in range(num_steps):
                 trainer.step()
-    touched = count_touched(workload, trainers[0].tables, settings.steps)
+            trainer.settle()
+    touched = count_touched(workload, trainers[0].driver.tables, settings.steps)
     kinds = {trainer.method.sparse for trainer in trainers}
-    compute_s = {
-        sparse: breakdown.measure_compute(workload, sparse=sparse) for sparse in sorted(kinds)
-    }
+    computes = {kind: breakdown.measure_compute(workload, sparse=kind) for kind in sorted(kinds)}
     records = []
     for trainer in trainers:
         trainer.validate()
-        record = trainer.finish(touched)
-        record["compute_s"] = compute_s[trainer.method.sparse]
+        compute = computes[trainer.method.sparse]
+        record = trainer.finish(touched, compute.backward_s)
+        record["compute_s"] = compute.step_s
         traffic = breakdown.measure_traffic(trainer.driver, settings.steps)
         record["traffic"] = dataclasses.asdict(traffic)
         records.append(record)

@@ -49,10 +49,11 @@ class Dlrm(nn.Module):
     def __init__(self, *, num_rows: Sequence[int], dim: int, sparse: bool) -> None:
         super().__init__()
         self.tables = nn.ModuleList(
-            nn.EmbeddingBag(rows, dim, mode="sum", sparse=sparse) for rows in num_rows
+            nn.EmbeddingBag(
+                rows, dim, mode="sum", sparse=sparse, _weight=torch.randn(rows, dim) * dim**-0.5
+            )
+            for rows in num_rows
         )
-        for table in self.tables:
-            nn.init.normal_(table.weight, std=dim**-0.5)  # type: ignore[arg-type]
         num_vectors = len(num_rows) + 1
         self.pairs = torch.tril_indices(num_vectors, num_vectors, offset=-1)
         self.bottom = _mlp(NUM_NUMBERS, *_BOTTOM, dim)

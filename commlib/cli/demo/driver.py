@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from commlib.cli.demo.touched import table_shapes
 from commlib.cli.demo.workload import Workload
 
 if TYPE_CHECKING:
@@ -54,12 +55,19 @@ class Driver:
         method: How gradients are averaged.
         workload: What is trained.
         settings: The same on every rank.
+
+    Attributes:
+        tables: The model's tables, before `wrap`.
+        num_parameters: Elements of all its parameters, before `wrap`.
     """
 
     def __init__(self, method: Method, workload: Workload, settings: Settings) -> None:
         self.workload = workload
         self.method = method
-        self.model = self.wrap(workload.build(sparse=method.sparse))
+        whole = workload.build(sparse=method.sparse)
+        self.tables = table_shapes(whole)
+        self.num_parameters = sum(parameter.numel() for parameter in whole.parameters())
+        self.model = self.wrap(whole)
         self.ddp = DistributedDataParallel(self.model, bucket_cap_mb=method.bucket_cap_mb)
         self.state: State | None = method.attach(self.ddp, settings)
         self.optimizer = workload.optimizer(self.ddp.parameters())

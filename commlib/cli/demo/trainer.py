@@ -13,7 +13,7 @@ from torch import Tensor
 
 from commlib.cli.demo.methods import Method
 from commlib.cli.demo.settings import Settings
-from commlib.cli.demo.touched import Touched, count_touched, table_shapes
+from commlib.cli.demo.touched import Touched, count_touched
 from commlib.cli.demo.workload import Workload
 
 _STATS_TIMES = ("scan_s", "exchange_s", "decode_s")
@@ -36,10 +36,6 @@ class Trainer:
         self.workload = workload
         self.settings = settings
         self.rank, self.num_ranks = dist.get_rank(), dist.get_world_size()
-        whole = workload.build(sparse=method.sparse)
-        self.tables = table_shapes(whole)
-        self.num_parameters = sum(parameter.numel() for parameter in whole.parameters())
-        del whole
         self.driver = method.driver(method, workload, settings)
         self.lr = [group["lr"] for group in self.driver.optimizer.param_groups]
         self.steps: list[dict[str, Any]] = []
@@ -70,6 +66,14 @@ class Trainer:
             self.steps[-1]["sparse_bytes"] = step.sparse_bytes
         return step.step_s
 
+    def settle(self) -> None:
+        """Ends what is under way, at the expense of the last step."""
+        start = time.perf_counter()
+        self.driver.flush()
+        settle_s = time.perf_counter() - start
+        self.train_s += settle_s
+        self.steps[-1]["step_s"] += settle_s
+
     def validate(self) -> float:
         """Returns the mean loss on the validation data."""
         self.driver.flush()
@@ -81,7 +85,11 @@ class Trainer:
         )
         return valid_loss
 
-    def finish(self, touched: Sequence[Sequence[Touched]] | None = None) -> dict[str, Any]:
+    def finish(
+        self,
+        touched: Sequence[Sequence[Touched]] | None = None,
+        compute_backward_s: float | None = None,
+    ) -> dict[str, Any]:
         """Returns the record of the run, equal on every rank but for its timings.
 
         Fills in what needs the other ranks: mean losses, the rows that all touched, and with them
@@ -89,10 +97,11 @@ class Trainer:
 
         Args:
             touched: What `count_touched` gives for these steps, where it is known already.
+            compute_backward_s: Seconds of a backward pass that communicates nothing, likewise.
         """
         losses = torch.stack(self.losses)
         dist.all_reduce(losses)
-        touched = touched or count_touched(self.workload, self.tables, len(self.steps))
+        touched = touched or count_touched(self.workload, self.driver.tables, len(self.steps))
         for record, loss, tables in zip(self.steps, losses, touched, strict=True):
             record["loss"] = loss.item() / self.num_ranks
             record["bound_bytes"] = sum(table.bound_bytes for table in tables)
@@ -104,11 +113,11 @@ class Trainer:
             "title": self.method.title,
             "num_ranks": self.num_ranks,
             "settings": dataclasses.asdict(self.settings),
-            "num_rows": self.tables[0].num_rows,
+            "num_rows": self.driver.tables[0].num_rows,
             "num_samples": self.workload.num_samples,
-            "num_parameters": self.num_parameters,
-            "table_parameters": sum(table.num_parameters for table in self.tables),
-            "compute_backward_s": self._measure_backward(),
+            "num_parameters": self.driver.num_parameters,
+            "table_parameters": sum(table.num_parameters for table in self.driver.tables),
+            "compute_backward_s": compute_backward_s or self._measure_backward(),
             "steps": self.steps,
             "validation": self.validation,
         }
@@ -118,7 +127,7 @@ class Trainer:
         state = self.driver.state
         if state is None:
             return {}
-        tables = {f"{table.name}.weight" for table in self.tables}
+        tables = {f"{table.name}.weight" for table in self.driver.tables}
         records = [record for record in state.stats() if record["parameter"] in tables]
         state.clear_stats()
         sums: dict[str, Any] = {
