@@ -93,7 +93,11 @@ class Scheduler:
         """Make the waiting `next`, or the one to come, return None, once."""
 
     def poll(self) -> None:
-        """Look at connections and deadlines without waiting."""
+        """Look at connections and deadlines without waiting.
+
+        For a thread that waits elsewhere: it hears of failures, and a leader sends what a
+        connection did not take at once (as `next`, `submit` and `close` do).
+        """
 
     def fail(self, text: str, /) -> None:
         """This rank has failed: every rank is told. The first failure of a lane stands."""

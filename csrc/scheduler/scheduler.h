@@ -96,7 +96,9 @@ class Scheduler {
   // Makes the waiting `next` return nothing, or the one to come, once.
   void wake();
 
-  // Looks at connections and clocks without waiting, for a rank that is busy elsewhere.
+  // Looks at connections and clocks without waiting, for a rank that is busy elsewhere. What a
+  // connection did not take at once is sent by next, poll, submit or close: a leader that calls
+  // none of them may keep followers waiting.
   void poll();
 
   // This rank has failed: every rank is told. Text beyond kMaxFailureBytes is cut off.

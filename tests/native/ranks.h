@@ -4,6 +4,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <chrono>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -92,6 +94,16 @@ inline void replay(Scheduler& scheduler, uint64_t count) {
       fail(__FILE__, __LINE__,
            "no unit: " + (scheduler.failure() ? scheduler.failure()->text : "late"));
     scheduler.done(unit->name, unit->slice_idx);
+  }
+}
+
+// Waits until `num_left` ranks, this one included, are through. A leader that went away instead
+// would keep back what its sockets had not taken yet.
+inline void finish(Scheduler& scheduler, std::atomic<int>& num_left) {
+  --num_left;
+  for (const double until = now_s() + kLong; num_left > 0 && now_s() < until;) {
+    scheduler.poll();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
 }
 

@@ -102,6 +102,7 @@ TEST(random_orders_and_delays_give_identical_logs) {
     std::mt19937 shared(7);
     for (int& count : slices) count = shared() % 8 == 0 ? 1 + static_cast<int>(shared() % 5) : 1;
     const auto num_units = static_cast<uint64_t>(std::accumulate(slices.begin(), slices.end(), 0));
+    std::atomic<int> num_left{static_cast<int>(num_ranks)};
     std::vector<std::function<void()>> threads;
     for (int64_t rank = 0; rank < num_ranks; ++rank) {
       Scheduler& lane = *ranks[static_cast<size_t>(rank)];
@@ -119,7 +120,7 @@ TEST(random_orders_and_delays_give_identical_logs) {
           }
         });
       }
-      threads.push_back([&lane, num_units, rank] {
+      threads.push_back([&lane, &num_left, num_units, rank] {
         std::mt19937 random(static_cast<unsigned>(rank));
         std::vector<Unit> in_flight;
         while (lane.total_issued() < num_units) {
@@ -133,6 +134,7 @@ TEST(random_orders_and_delays_give_identical_logs) {
           pause(random, 32);
         }
         for (const Unit& unit : in_flight) lane.done(unit.name, unit.slice_idx);
+        finish(lane, num_left);
       });
     }
     run_threads(threads);
@@ -149,18 +151,12 @@ TEST(a_leader_far_ahead_keeps_back_what_a_socket_does_not_take) {
   for (size_t rank : {1, 2}) {
     for (int i = 0; i < kRequests; ++i) ranks[rank]->submit(std::to_string(i) + suffix, 0, 1, 1);
   }
-  std::atomic<bool> stop{false};
-  run_threads({[&] {
-                 while (!stop) {
-                   ranks[0]->wake();
-                   ranks[0]->next(kLong);
-                   ranks[0]->poll();
-                 }
-               },
+  std::atomic<int> num_left{2};
+  run_threads({[&] { finish(*ranks[0], num_left); },
                [&] {
                  replay(*ranks[1], kRequests);
                  replay(*ranks[2], kRequests);
-                 stop = true;
+                 finish(*ranks[1], num_left);
                }});
   check_equal_orders(ranks);
 }
@@ -168,6 +164,7 @@ TEST(a_leader_far_ahead_keeps_back_what_a_socket_does_not_take) {
 TEST(many_threads_submit_complete_and_look) {
   constexpr int kThreads = 6, kEach = 400;
   auto ranks = make_ranks(2, 300);
+  std::atomic<int> num_left{2};
   std::vector<std::function<void()>> threads;
   for (auto& rank : ranks) {
     Scheduler& lane = *rank;
@@ -184,7 +181,10 @@ TEST(many_threads_submit_complete_and_look) {
         }
       });
     }
-    threads.push_back([&lane] { replay(lane, kThreads * kEach); });
+    threads.push_back([&lane, &num_left] {
+      replay(lane, kThreads * kEach);
+      finish(lane, num_left);
+    });
   }
   run_threads(threads);
   check_equal_orders(ranks);
