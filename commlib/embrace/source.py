@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from commlib import ops
 from commlib.collectives.requests import Protocol
 from commlib.embrace.ids import Asked, ids_round, unique_ids
 from commlib.embrace.parts import Part
@@ -176,7 +177,8 @@ class _Exchanged(torch.autograd.Function):
 def as_gradient(rows: SparseRows, sparse: bool) -> Tensor:
     """A table's gradient `[V, d]`: COO, coalesced, or dense with zeros elsewhere."""
     if not sparse:
-        return rows.to_dense()
+        dense = rows.values.new_zeros(rows.num_rows, rows.dim)
+        return ops.scatter_rows_(dense, rows.indices, rows.values)
     return torch.sparse_coo_tensor(
         rows.indices.unsqueeze(0),
         rows.values,
