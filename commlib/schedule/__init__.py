@@ -2,5 +2,6 @@
 
 from commlib.schedule.lane import Lane
 from commlib.schedule.open import open_lane
+from commlib.schedule.timeline import Timeline
 
-__all__ = ["Lane", "open_lane"]
+__all__ = ["Lane", "Timeline", "open_lane"]

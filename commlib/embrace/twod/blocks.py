@@ -46,6 +46,7 @@ class Block:
     owners: list[nn.Module] = field(default_factory=list)
     parameters: list[Parameter] = field(default_factory=list)
     missing: int = 0
+    num_sums: int = 0
     flat: Tensor | None = None
     mean: Future[Tensor] | None = None
     settings: list[Group] | None = None
@@ -93,7 +94,6 @@ class Blocks:
         self._of = {id(p): block for block in self.blocks for p in block.parameters}
         self._handles: list[RemovableHandle] = []
         self._calls: dict[nn.Module, int] | None = None
-        self.step = 0
         self._entered: Callable[[], None] = _nothing
 
     def watch(self, syncs: Callable[[], bool], entered: Callable[[], None]) -> None:
@@ -192,7 +192,7 @@ class Blocks:
 
     def _submit(self, block: Block) -> None:
         flat = torch.cat([p.grad.reshape(-1) for p in block.parameters if p.grad is not None])
-        name = f"{block.name}@{self.step}"
+        name = f"{block.name}@{block.num_sums}"
         num_ranks = self._runner.exchange.num_ranks
 
         def mean() -> Protocol[Tensor]:
@@ -201,7 +201,7 @@ class Blocks:
             reduced: Tensor = yield AllReduce(name=name, tensor=flat, op="mean")
             return reduced
 
-        self.step += 1
+        block.num_sums += 1
         block.flat = flat
         block.mean = self._runner.submit(name, mean, DENSE_BLOCKS + block.place)
         if not self._overlap:
