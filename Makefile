@@ -45,12 +45,12 @@ lint: $(VENV)/.installed
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
-	find csrc tests/native -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' | xargs -r $(VENV)/bin/clang-format --dry-run -Werror
+	find csrc tests/native bench -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' | xargs -r $(VENV)/bin/clang-format --dry-run -Werror
 
 format: $(VENV)/.installed
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
-	find csrc tests/native -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' | xargs -r $(VENV)/bin/clang-format -i
+	find csrc tests/native bench -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' | xargs -r $(VENV)/bin/clang-format -i
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info commlib/*.so demo-report

@@ -54,6 +54,18 @@ TEST(a_poll_that_reads_an_announcement_starts_the_clock_of_a_next_that_waits) {
   CHECK_CONTAINS(await_failure(*ranks[0]), "1: has not submitted 'x'");
 }
 
+TEST(the_clock_of_an_announced_unit_starts_when_it_becomes_the_head) {
+  auto ranks = make_ranks(2, 1000, 0.5);
+  for (const char* name : {"a", "b"}) ranks[0]->submit(name, 0, 1, 1);
+  drain(*ranks[0]);
+  for (const char* name : {"a", "b"}) {  // each 0.35 s after it became the head
+    CHECK_EQ(next_name(*ranks[1], 0.35), "nothing");
+    ranks[1]->submit(name, 0, 1, 1);
+    CHECK_EQ(next_name(*ranks[1]), name + std::string("/0"));
+  }
+  CHECK(!ranks[1]->failure());
+}
+
 TEST(progress_restarts_the_clocks) {
   auto ranks = make_ranks(2, 1000, 0.4);
   ranks[1]->submit("last", 0, 1, 1);

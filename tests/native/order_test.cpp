@@ -78,7 +78,11 @@ TEST(done_ends_a_wait_for_credit) {
   lane.submit("a", 0, 1, 1);
   lane.submit("b", 0, 1, 1);
   CHECK_EQ(next_name(lane), "a/0");
-  run_threads({[&] { CHECK_EQ(next_name(lane, kLong), "b/0"); }, [&] { lane.done("a", 0); }});
+  run_threads({[&] { CHECK_EQ(next_name(lane, kLong), "b/0"); },
+               [&] {
+                 std::this_thread::sleep_for(std::chrono::milliseconds(50));
+                 lane.done("a", 0);
+               }});
 }
 
 TEST(an_urgent_request_passes_between_two_slices) {

@@ -119,8 +119,11 @@ inline std::string await_failure(Scheduler& scheduler) {
   return "no failure";
 }
 
+// "name/slice_idx" or "nothing". A wait of kLong has to be ended by somebody, not by time.
 inline std::string next_name(Scheduler& scheduler, double timeout_s = 0) {
+  const double begin = now_s();
   const auto unit = scheduler.next(timeout_s);
+  CHECK(now_s() - begin < kLong / 2);
   return unit ? unit->name + "/" + std::to_string(unit->slice_idx) : "nothing";
 }
 

@@ -161,6 +161,25 @@ TEST(a_leader_far_ahead_keeps_back_what_a_socket_does_not_take) {
   check_equal_orders(ranks);
 }
 
+// poll(2) goes back to sleep if another thread reads first: that thread has to end the wait.
+TEST(an_announcement_that_another_thread_reads_ends_the_wait) {
+  constexpr uint64_t kRounds = 300;
+  auto ranks = make_ranks(2);
+  const double begin = now_s();
+  run_threads({[&] { replay(*ranks[1], kRounds); },
+               [&] {
+                 while (ranks[1]->total_issued() < kRounds) ranks[1]->poll();
+               },
+               [&] {
+                 for (uint64_t round = 0; round < kRounds; ++round) {
+                   for (auto& rank : ranks) rank->submit(std::to_string(round), 0, 1, 1);
+                   drain(*ranks[0]);
+                   while (ranks[1]->total_issued() == round) std::this_thread::yield();
+                 }
+               }});
+  CHECK(now_s() - begin < kLong / 2);
+}
+
 TEST(many_threads_submit_complete_and_look) {
   constexpr int kThreads = 6, kEach = 400;
   auto ranks = make_ranks(2, 300);
