@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -15,15 +14,10 @@ from commlib.collectives.exchange import Exchange
 from commlib.collectives.requests import Request
 from commlib.errors import CommError
 
-_POLL_S = 0.5
 _ROLL_CALL_S = 2.0
 _GRACE_S = 1.0  # a rank that has not submitted says so itself, which is the better message
 _LATE = "no answer"
 _LOST = "lost its peers in"
-
-
-def _nothing() -> None:
-    return None
 
 
 @dataclass(slots=True)
@@ -34,7 +28,6 @@ class C10dTransport:
         group: Process group; every rank starts the same requests in the same order on it.
         board: Where failures are told to the other ranks.
         timeout_s: Longest wait for one request.
-        watch: Called now and then while waiting; raises a CommError that ends the wait.
 
     Raises (from all that starts or waits):
         CommError: A peer failed, died or did not come in time; names the rank and the request.
@@ -45,7 +38,6 @@ class C10dTransport:
     group: dist.ProcessGroup
     board: Board
     timeout_s: float
-    watch: Callable[[], None] = _nothing
     failed: CommError | None = None
 
     @property
@@ -74,14 +66,27 @@ class C10dTransport:
             raise self._lost(request, str(error)) from error
 
     def finish(self, request: Request, exchange: Exchange) -> None:
-        """Wait for a slice that was started."""
+        """Wait for a slice that was started, and that every rank has come to."""
         try:
-            self._wait(exchange, request)
-        except CommError:
-            raise
+            if exchange.gate is not None:
+                exchange.gate.wait(timedelta(seconds=self.timeout_s))
+            for work in exchange.direct:
+                work.wait(timedelta(seconds=self.timeout_s))
         except RuntimeError as error:
             raise self._lost(request, str(error)) from error
         exchange.finish()
+
+    def look_around(self, request: Request, start_s: float) -> None:
+        """Raise if another rank has failed, or a slice is under way for too long.
+
+        Args:
+            request: What is waited for.
+            start_s: When it was started, on `time.monotonic`'s clock.
+        """
+        if self.board.read():
+            raise self._lost(request, f"{_LATE}, as other ranks report")
+        if time.monotonic() > start_s + self.timeout_s + _GRACE_S:
+            raise self._lost(request, f"{_LATE} within {self.timeout_s:g} s")
 
     def fail(self, text: str) -> None:
         """Tell the other ranks that this one stopped, and why."""
@@ -92,18 +97,6 @@ class C10dTransport:
         if self.failed is None:
             self.failed = CommError("this transport is closed", remedy="register a new hook")
             del self.group
-
-    def _wait(self, exchange: Exchange, request: Request) -> None:
-        """Wait, looking around now and then so that a failed peer ends it."""
-        deadline = time.monotonic() + self.timeout_s + _GRACE_S
-        while exchange.gate is not None and not _done(exchange.gate):
-            self.watch()
-            if self.board.read():
-                raise self._lost(request, f"{_LATE}, as other ranks report")
-            if time.monotonic() > deadline:
-                raise self._lost(request, f"{_LATE} within {self.timeout_s:g} s")
-        for work in exchange.direct:
-            work.wait(timedelta(seconds=self.timeout_s))
 
     def _lost(self, request: Request, why: str) -> CommError:
         """Find out whose fault it is: a rank that says so, else those that say nothing any more."""
@@ -132,18 +125,3 @@ class C10dTransport:
     def _broken(self, reason: str, request: Request) -> CommError:
         self.failed = CommError(reason, rank=self.rank, request=request.name)
         return self.failed
-
-
-def _done(work: dist.Work) -> bool:
-    """Wait a little; whether the work is done.
-
-    The text tells the end of this wait from Gloo's own timeout. Whether the work is complete does
-    not: it may have completed between the two.
-    """
-    try:
-        work.wait(timedelta(seconds=_POLL_S))
-    except RuntimeError as error:
-        if "Operation timed out" not in str(error):
-            raise
-        return False
-    return True

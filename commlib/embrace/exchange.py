@@ -27,6 +27,9 @@ WireName = Literal["bf16", "fp16"]
 
 WIRES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 MAX_TIMEOUT_S = 1e6
+# 4 ms at 1 Gbit/s: what a lookup waits for at most behind gradients that nobody needs yet.
+_SLICE_BYTES = 512 << 10
+_CREDIT_BYTES = 2 * _SLICE_BYTES
 
 
 class Exchange:
@@ -77,7 +80,13 @@ class Exchange:
         self.rows: Lane | None = None
         if self.num_ranks > 1:
             ranks = dist.get_process_group_ranks(self.group)
-            self.rows = open_lane("embrace.rows", ranks, timeout_s)
+            self.rows = open_lane(
+                "embrace.rows",
+                ranks,
+                timeout_s,
+                slice_bytes=_SLICE_BYTES,
+                credit_bytes=_CREDIT_BYTES,
+            )
             # One board: a rank that failed in one lane will not come to the other.
             board = self.rows.transport.board
             self.ids = open_lane("embrace.ids", ranks, timeout_s, board)

@@ -22,9 +22,17 @@ _watching = False
 
 
 def shard_names(model: nn.Module) -> list[str]:
-    """Names of the shards among a model's parameters."""
-    named = model.named_parameters(remove_duplicate=False)
-    return [name for name, parameter in named if columns_of(parameter) is not None]
+    """Names of the shards among a model's parameters.
+
+    Modules are asked directly: this runs for every module that anybody builds, and some give
+    their parameters in ways of their own.
+    """
+    return [
+        f"{prefix}.{name}" if prefix else name
+        for prefix, module in model.named_modules(remove_duplicate=False)
+        for name, parameter in module._parameters.items()
+        if parameter is not None and columns_of(parameter) is not None
+    ]
 
 
 def ignore_shards(model: nn.Module) -> None:

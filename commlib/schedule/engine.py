@@ -1,18 +1,19 @@
 """What a lane's thread does: one turn at a time, always the most useful step there is.
 
     1  issue   every request that the schedule allows now; their bytes travel from here on
-    2  finish  a slice that has arrived
+    2  finish  a slice that has arrived, the most urgent one first
     3  work    of a protocol: the one that was answered first, else the most urgent new one, which
                goes before where nothing travels
-    4  wait    for the oldest slice under way
 
-So while one protocol decodes its rows, the next one's exchange is under way. A protocol is
-preempted at each of its requests, and at each slice of a large one.
+Where there is none, the thread sleeps until a slice arrives, a request is submitted, or the leader
+announces one. So while one protocol decodes its rows, the next one's exchange is under way. A
+protocol is preempted at each of its requests, and at each slice of a large one.
 """
 
 from __future__ import annotations
 
 import heapq
+import time
 from collections import deque
 from typing import Any
 
@@ -51,7 +52,7 @@ class Engine:
         self._answered: deque[tuple[Task, Any]] = deque()
         self._ready: dict[str, Call] = {}
         self._tickets: dict[str, Call] = {}
-        self._flying: deque[Flight] = deque()
+        self._flying: list[Flight] = []
         self._running: set[Task] = set()
         self.current: Task | None = None
 
@@ -81,17 +82,28 @@ class Engine:
         while (unit := self._scheduler.next(0.0)) is not None:
             self.issue(*unit)
             self._begin_urgent()
-        if self._flying and self._flying[0].landed():
-            self._finish(self._flying.popleft())
+        landed = [flight for flight in self._flying if flight.landed()]
+        if landed:
+            self._finish(min(landed, key=lambda flight: flight.call.task.priority))
         elif self._answered and (self._flying or not self._new):
             self._advance(*self._answered.popleft())
         elif self._new:
             self._begin()
-        elif self._flying:
-            self._finish(self._flying.popleft())
         else:
             return False
         return True
+
+    @property
+    def waits(self) -> bool:
+        """Whether something is under way."""
+        return bool(self._flying)
+
+    def look_around(self) -> None:
+        """Nothing has arrived for a while: raise if the oldest slice is overdue or lost."""
+        if self._flying:
+            oldest = self._flying[0]
+            self.current = oldest.call.task
+            self.transport.look_around(oldest.call.request, oldest.start_s)
 
     def issue(self, name: str, slice_idx: int, num_slices: int) -> None:
         """Start what the schedule says is next."""
@@ -99,12 +111,21 @@ class Engine:
         assert call.carried is not None
         self.current = call.task
         exchange = self.transport.start(call.request, call.carried, slice_idx, num_slices)
-        self._flying.append(Flight(call, slice_idx, num_slices, exchange))
+        arrival = None if exchange.gate is None else exchange.gate.get_future()
+        self._flying.append(Flight(call, slice_idx, exchange, time.monotonic(), arrival))
+        if arrival is not None:
+            arrival.add_done_callback(self._wake)
+        if slice_idx == 0:
+            call.num_left = num_slices
         if slice_idx == num_slices - 1:
             del self._ready[name]
         if call.later:
             call.later = False
             self._answered.append((call.task, Ticket(call.asked, _refuse)))
+
+    def _wake(self, future: object) -> None:
+        """Called by a thread of Gloo's."""
+        self._scheduler.wake()
 
     def _begin_urgent(self) -> None:
         """Begin new tasks that are more urgent than what is about to be issued."""
@@ -169,9 +190,11 @@ class Engine:
     def _finish(self, flight: Flight) -> None:
         call = flight.call
         self.current = call.task
+        self._flying.remove(flight)
         self.transport.finish(call.request, flight.exchange)
         self._scheduler.done(call.request.name, flight.slice_idx)
-        if flight.slice_idx < flight.num_slices - 1:
+        call.num_left -= 1
+        if call.num_left > 0:
             return
         assert call.carried is not None
         answer = call.carried.result()

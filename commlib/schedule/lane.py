@@ -12,6 +12,7 @@ from __future__ import annotations
 import atexit
 import itertools
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -31,6 +32,7 @@ CREDIT_BYTES = 2 * SLICE_BYTES
 LogEntry: TypeAlias = tuple[str, int, int, int, int, float, float, float]
 
 _IDLE_S = 3_600.0
+_LOOK_AROUND_S = 0.5
 _CLOSING_S = 0.05
 
 
@@ -69,7 +71,6 @@ class Lane:
     ) -> None:
         self.name = name
         self.transport = transport
-        transport.watch = self._watch
         self._scheduler = Scheduler(
             rank=transport.rank,
             num_ranks=transport.num_ranks,
@@ -174,13 +175,22 @@ class Lane:
         try:
             self._take_new()
             if not self._engine.turn() and self._inbox.empty():
-                unit = self._scheduler.next(_CLOSING_S if self._closing else _IDLE_S)
+                patience_s = self._patience_s()
+                start = time.monotonic()
+                unit = self._scheduler.next(patience_s)
                 if unit is not None:
                     self._engine.issue(*unit)
-                else:
+                elif self._scheduler.failure is not None or time.monotonic() >= start + patience_s:
                     self._watch()
+                    self._engine.look_around()
         except BaseException as error:
             self._fail(error)
+
+    def _patience_s(self) -> float:
+        """How long to sleep; what comes in wakes the thread before."""
+        if self._closing:
+            return _CLOSING_S
+        return _LOOK_AROUND_S if self._engine.waits else _IDLE_S
 
     def _idle(self) -> bool:
         return self._inbox.empty() and not self._engine.tasks

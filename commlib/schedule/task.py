@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from commlib.collectives.carried import Carried
@@ -58,6 +59,7 @@ class Call:
         carried: Its buffers.
         answer: Once it is there.
         awaited: The task has redeemed the ticket and waits.
+        num_left: Slices of `request` that have not arrived.
     """
 
     task: Task
@@ -68,18 +70,23 @@ class Call:
     carried: Carried | None = None
     answer: Tensor | None = None
     awaited: bool = False
+    num_left: int = 0
 
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """A slice on its way."""
+    """A slice on its way, since `start_s` on `time.monotonic`'s clock.
+
+    `arrival` is the future of the exchange's gate. Gloo completes it before its work says so, and
+    only the future's callbacks wake the lane.
+    """
 
     call: Call
     slice_idx: int
-    num_slices: int
     exchange: Exchange
+    start_s: float
+    arrival: torch.futures.Future[Any] | None
 
     def landed(self) -> bool:
-        """Whether waiting for it would return at once, as far as can be known."""
-        gate = self.exchange.gate
-        return not self.exchange.direct and (gate is None or gate.is_completed())
+        """Whether every rank has come to it; long parts may still be arriving."""
+        return self.arrival is None or self.arrival.done()

@@ -107,10 +107,9 @@ class Timeline:
         for name, slice_idx, num_slices, _, num_bytes, ready, start, end in lane.log():
             if not isnan(end) and start >= since_s:
                 part = f"{name} [{slice_idx + 1}/{num_slices}]" if num_slices > 1 else name
-                size = num_bytes // num_slices
                 short = lane.name.removeprefix("commlib.")
                 self.spans.append(
-                    Span(self.rank, short, part, kind_of(name), start, end, ready, size)
+                    Span(self.rank, short, part, kind_of(name), start, end, ready, num_bytes)
                 )
 
     def gather(self, group: dist.ProcessGroup | None = None) -> None:

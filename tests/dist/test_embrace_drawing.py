@@ -22,7 +22,7 @@ pytestmark = pytest.mark.dist
 DRAWING = """
     batch      1                      2                      3
     submitted  L1 E2 B2 B1 B0 P1 D1   L2 E3 B2 B1 B0 P2 D2   L3
-    the lane   L1 P1 B0 B1 B2 E2 D1   L2 P2 B0 B1 B2 E3 D2   L3
+    the lane   L1 P1 E2 B0 B1 B2 D1   L2 P2 E3 B0 B1 B2 D2   L3
 """
 NUM_BATCHES = 5
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "embrace.md"

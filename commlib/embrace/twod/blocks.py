@@ -22,12 +22,12 @@ from torch.utils.hooks import RemovableHandle
 
 from commlib.collectives.requests import AllReduce, Protocol
 from commlib.embrace.columns import columns_of
-from commlib.embrace.priority import DENSE_BLOCKS
+from commlib.embrace.priority import DENSE_BLOCKS, needed_by
 from commlib.embrace.twod.pending import arrived, pending_grad
 from commlib.embrace.twod.runner import Runner
 from commlib.embrace.twod.stepper import Group, Stepper
 
-BLOCK_BYTES = 1 << 20
+BLOCK_BYTES = 4 << 20
 
 
 @dataclass(slots=True, eq=False)
@@ -70,6 +70,9 @@ class Blocks:
         block_bytes: Modules are put together up to this size. Less lets the front start sooner,
             more costs fewer exchanges.
 
+    Attributes:
+        batch: Number of the one that computes.
+
     Raises:
         ValueError: An embedding with row-sparse gradients that is not partitioned.
 
@@ -95,6 +98,7 @@ class Blocks:
         self._handles: list[RemovableHandle] = []
         self._calls: dict[nn.Module, int] | None = None
         self._entered: Callable[[], None] = _nothing
+        self.batch = 0
 
     def watch(self, syncs: Callable[[], bool], entered: Callable[[], None]) -> None:
         """Begin to collect gradients, and to note which modules are called.
@@ -203,7 +207,8 @@ class Blocks:
 
         block.num_sums += 1
         block.flat = flat
-        block.mean = self._runner.submit(name, mean, DENSE_BLOCKS + block.place)
+        priority = needed_by(self.batch + 1, DENSE_BLOCKS, block.place)
+        block.mean = self._runner.submit(name, mean, priority)
         if not self._overlap:
             self._runner.wait(block.mean, name, "dense")
         for parameter, stretch in block.views(flat):

@@ -168,6 +168,7 @@ class Schedule(Generic[B]):
             while self._lookahead.settle(ahead):
                 self._ahead = None
                 self._batch = ahead.batch
+                self._blocks.batch = ahead.step
                 self._vertical.begin(ahead)
                 if self._scheduled:
                     self._ahead = self._pull()

@@ -16,12 +16,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 
 import torch
 from torch import Tensor
 
-from commlib.embrace.priority import DELAYED_ROWS, EARLY_ROWS, LOOKUP, PRIOR_ROWS
-from commlib.embrace.rows import fetch_rows, return_rows
+from commlib.embrace.priority import DELAYED_ROWS, EARLY_ROWS, LOOKUP, PRIOR_ROWS, needed_by
+from commlib.embrace.rows import fetch_bytes, fetch_rows, return_rows
 from commlib.embrace.source import Rows, RowSource
 from commlib.embrace.table import ShardedTable
 from commlib.embrace.twod.gradients import Arriving, DueStep, Piece, whole
@@ -31,6 +32,7 @@ from commlib.embrace.twod.pending import PendingGrad, arrived, pending_grad
 from commlib.embrace.twod.runner import Runner
 from commlib.embrace.twod.stepper import Group, Stepper
 
+_SHORT_BYTES = 256 << 10  # mean over ranks; below, one exchange costs less than two
 _Rows = tuple[Subset, Future[list[Tensor]]]
 
 
@@ -137,7 +139,8 @@ class Vertical(RowSource):
         if early:
             name = f"{self._label}@{ahead.step}.early"
             make = partial(fetch_rows, name, early.parts, rank, n)
-            self._early[ahead.step] = (early, self._runner.submit(name, make, EARLY_ROWS))
+            priority = needed_by(ahead.step, EARLY_ROWS)
+            self._early[ahead.step] = (early, self._runner.submit(name, make, priority))
 
     def begin(self, ahead: Ahead) -> None:
         """Update the rows that this batch looks up, then send for those not fetched ahead."""
@@ -244,14 +247,23 @@ class Vertical(RowSource):
     def _fetch_late(self, current: Current) -> None:
         rank, n = self._exchange.rank, self._exchange.num_ranks
         got = {} if current.early is None else dict.fromkeys(current.early[0].tables)
-        for i, group in enumerate(self._groups):
-            tables = [table for table in group if table in current.rows]
-            masks = {table: self._late_mask(current, table, table in got) for table in tables}
-            late = subset(current.rows, masks, tables, rank, inside=False)
-            if late:
+        groups = [[table for table in group if table in current.rows] for group in self._groups]
+        masks = {
+            table: self._late_mask(current, table, table in got)
+            for group in groups
+            for table in group
+        }
+        together = subset(current.rows, masks, list(chain(*groups)), rank, inside=False)
+        if sum(fetch_bytes(together.parts, peer) for peer in range(n)) <= n * _SHORT_BYTES:
+            late = [together]
+        else:  # what the front of the model needs need not wait for the rest
+            late = [subset(current.rows, masks, group, rank, inside=False) for group in groups]
+        for i, rows in enumerate(late):
+            if rows:
                 name = f"{self._label}@{current.step}.rows{i}"
-                make = partial(fetch_rows, name, late.parts, rank, n)
-                current.late.append((late, self._runner.submit(name, make, LOOKUP + i)))
+                make = partial(fetch_rows, name, rows.parts, rank, n)
+                priority = needed_by(current.step, LOOKUP, i)
+                current.late.append((rows, self._runner.submit(name, make, priority)))
 
     def _late_mask(self, current: Current, table: ShardedTable, got: bool) -> Tensor | None:
         """The rows that came early; None where none did."""
@@ -316,9 +328,11 @@ class Vertical(RowSource):
         name = f"{self._label}@{current.step}.{current.num_backwards}.grads{group}"
         prior = subset(current.rows, needed, tables, rank, inside=True)
         delayed = subset(current.rows, needed, tables, rank, inside=False)
+        next_batch = needed_by(current.step + 1, PRIOR_ROWS, group)
+        one_after = needed_by(current.step + 2, DELAYED_ROWS, group)
         sent = [
-            self._send_part(current, f"{name}.prior", prior, PRIOR_ROWS + group),
-            self._send_part(current, f"{name}.delayed", delayed, DELAYED_ROWS + group),
+            self._send_part(current, f"{name}.prior", prior, next_batch),
+            self._send_part(current, f"{name}.delayed", delayed, one_after),
         ]
         for table in tables:
             current.leaves[table].grad = None
