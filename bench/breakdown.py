@@ -6,7 +6,7 @@
 
 compute_s            A step of the same model, its gradients sparse or dense as in the method, on
                      every rank at once, whole tables, nothing communicated: forward, backward, and
-                     the update with the rank's own gradient. Mean over ranks of their medians.
+                     the update with the rank's own gradient (`commlib/cli/demo/compute.py`).
 exposed_s            step_s - compute_s: what communication adds to a step, its processor time and
                      waits for slower ranks included.
 hidden_s             Seconds a step in which Gloo was at work while the training thread was in one
@@ -25,7 +25,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +41,6 @@ from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from commlib.cli.demo.driver import Driver
-from commlib.cli.demo.workload import Workload
 
 _PARTS = {
     "compute": "#c3c8cf",
@@ -98,34 +96,6 @@ def split(
         exposed_embedding_s=exposed_embedding_s,
         busy_s=traffic.busy_s,
     )
-
-
-@dataclass(frozen=True)
-class Compute:
-    """Seconds of a step that communicates nothing, and of its backward pass."""
-
-    step_s: float
-    backward_s: float
-
-
-def measure_compute(workload: Workload, *, sparse: bool, num_steps: int = 7) -> Compute:
-    """Takes steps that communicate nothing, on all ranks at once; collective."""
-    model = workload.build(sparse=sparse)
-    optimizer = workload.optimizer(model.parameters())
-    steps_s, backwards_s = [], []
-    for step in range(num_steps + 1):
-        batch = workload.batch(step)
-        dist.barrier()
-        start = time.perf_counter()
-        optimizer.zero_grad(set_to_none=True)
-        loss = model(*batch)
-        forward = time.perf_counter()
-        loss.backward()
-        backwards_s.append(time.perf_counter() - forward)
-        optimizer.step()
-        steps_s.append(time.perf_counter() - start)
-    medians = (statistics.median(seconds[1:]) for seconds in (steps_s, backwards_s))
-    return Compute(*map(_mean_over_ranks, medians))
 
 
 def measure_traffic(driver: Driver, first_step: int, num_steps: int = 4) -> Traffic:

@@ -33,6 +33,7 @@ from bench import interface, netlab, torchrec_peer
 from bench.embedding_methods import METHODS, NUM_BATCHES, Method, Shape, verified
 from bench.harness import write_json
 from bench.ranked import interleave_ranks
+from commlib.cli.leave import leave
 
 COPIES = {"ddp-dense": 2.0, "ddp-sparse": 1.0, "exact": 1.0}
 """Whole tables that a rank holds; what is not listed is partitioned."""
@@ -98,7 +99,7 @@ def worker(args: argparse.Namespace) -> None:
     if dist.get_rank() == 0:
         args.json.write_text(json.dumps(records))
     dist.barrier()
-    dist.destroy_process_group()
+    leave()
 
 
 def run(shape: Shape, args: argparse.Namespace) -> list[dict[str, Any]]:

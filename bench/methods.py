@@ -12,7 +12,6 @@ from torch.nn.parallel import DistributedDataParallel
 from bench.partitioned import EmbraceDriver
 from commlib.cli.demo.methods import METHODS as DEMO
 from commlib.cli.demo.methods import Method, dense_bytes
-from commlib.cli.demo.scheduled import ScheduledDriver
 from commlib.cli.demo.settings import Settings
 from commlib.cli.demo.touched import Touched
 
@@ -72,8 +71,7 @@ def _baseline(name: str) -> Method:
 
 
 _OTHERS = (
-    Method("embrace", "EmbRace", True, _attach_nothing, driver=EmbraceDriver),
-    Method("embrace-2d", "EmbRace, scheduled", True, _attach_nothing, driver=ScheduledDriver),
+    Method("embrace", "EmbRace, not scheduled", True, _attach_nothing, driver=EmbraceDriver),
     Method("fp16", "DDP, fp16 hook", False, _attach_fp16, lambda t: dense_bytes(t) / 2),
     # What would free communication give? Ranks drift apart: for the step time only.
     Method("noop", "no communication", True, _attach_noop, lambda t: 0.0),

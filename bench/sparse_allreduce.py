@@ -27,6 +27,7 @@ from bench import netlab
 from bench.candidates import METHODS, REDUCERS, Candidates, Shape
 from bench.harness import write_json
 from bench.ranked import interleave_ranks
+from commlib.cli.leave import leave
 from commlib.schedule import Lane, open_lane
 from commlib.topology import Link, probe_link
 
@@ -79,7 +80,7 @@ def worker(args: argparse.Namespace) -> None:
         about = {"ranks": dist.get_world_size(), "link": args.link, "probed": asdict(link)}
         Path(args.json).write_text(json.dumps([{**record, **about} for record in records]))
     dist.barrier()
-    dist.destroy_process_group()
+    leave()
 
 
 def run(

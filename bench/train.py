@@ -5,7 +5,8 @@
 
     python -m bench.train --ranks 4 --link 1gbit --methods ddp,fp16,exact --json FILE --plot PNG
 
-`step_s` is the median after the warm-up; `loss` the mean training loss of the last ten steps;
+`step_s` is the median after the warm-up, `step_mean_s` the mean; `loss` the mean training loss of
+the last ten steps;
 `sparse_bytes_per_step` what a rank sends for the tables, counted where the method counts, else by
 formula; `compute_s`, `exposed_s`, `hidden_s`, `exposed_embedding_s` as `bench/breakdown.py` says.
 """
@@ -32,12 +33,14 @@ from rich.table import Table
 from bench import breakdown, harness, netlab
 from bench.methods import METHODS, POWERSGD_START
 from bench.models import MODELS
+from commlib.cli.demo.compute import measure_compute
 from commlib.cli.demo.corpus import read_corpus
 from commlib.cli.demo.settings import Settings
 from commlib.cli.demo.summary import Record, Summary, summarize, timed_steps
 from commlib.cli.demo.touched import count_touched
 from commlib.cli.demo.trainer import Trainer
 from commlib.cli.demo.workload import Workload
+from commlib.cli.leave import leave
 
 _DEFAULT = ("ddp", "ddp-sparse", "exact", "sketch", "embrace")
 _TIMEOUT_S = 3_600.0
@@ -57,13 +60,12 @@ def train(names: Sequence[str], workload: Workload, settings: Settings, block: i
             trainer.settle()
     touched = count_touched(workload, trainers[0].driver.tables, settings.steps)
     kinds = {trainer.method.sparse for trainer in trainers}
-    computes = {kind: breakdown.measure_compute(workload, sparse=kind) for kind in sorted(kinds)}
+    computes = {kind: measure_compute(workload, sparse=kind) for kind in sorted(kinds)}
     records = []
     for trainer in trainers:
         trainer.validate()
         compute = computes[trainer.method.sparse]
-        record = trainer.finish(touched, compute.backward_s)
-        record["compute_s"] = compute.step_s
+        record = trainer.finish(touched, compute)
         traffic = breakdown.measure_traffic(trainer.driver, settings.steps)
         record["traffic"] = dataclasses.asdict(traffic)
         records.append(record)
@@ -78,7 +80,7 @@ def split(one: Summary, record: Record) -> breakdown.Breakdown:
     known = [wait_s for wait_s in waits if wait_s is not None]
     wait_s = statistics.median(known) if known else None
     traffic = breakdown.Traffic(**record["traffic"])
-    return breakdown.split(one.step_s, record["compute_s"], traffic, wait_s)
+    return breakdown.split(one.step_s, record["compute"]["step_s"], traffic, wait_s)
 
 
 def show(lines: Sequence[dict[str, Any]], title: str) -> None:
@@ -89,7 +91,7 @@ def show(lines: Sequence[dict[str, Any]], title: str) -> None:
     table.add_column("method", no_wrap=True)
     base = next((line["step_s"] for line in lines if line["method"] == "ddp"), None)
     parts = ("compute_s", "exposed_s", "exposed_embedding_s", "hidden_s")
-    for column in ("step", "p10-p90", "compute", "exposed", "tables", "hidden"):
+    for column in ("step", "mean", "p10-p90", "compute", "exposed", "tables", "hidden"):
         table.add_column(column, justify="right", no_wrap=True)
     for column in ("samples/s", "MB", "x bound", "loss", "speed-up"):
         table.add_column(column, justify="right", no_wrap=True)
@@ -97,6 +99,7 @@ def show(lines: Sequence[dict[str, Any]], title: str) -> None:
         table.add_row(
             line["method"],
             _number(line["step_s"], 1e3, 0),
+            _number(line["step_mean_s"], 1e3, 0),
             f"{line['step_p10_s'] * 1e3:.0f}-{line['step_p90_s'] * 1e3:.0f}",
             *(_number(line[part], 1e3, 0) for part in parts),
             f"{line['tokens_per_s']:,.0f}",
@@ -106,7 +109,7 @@ def show(lines: Sequence[dict[str, Any]], title: str) -> None:
             "" if base is None else f"{base / line['step_s']:.2f}x",
         )
     console = Console()
-    console.width = max(console.width, 124)
+    console.width = max(console.width, 132)
     console.print(table)
     console.print("step to hidden: milliseconds; MB: sent for tables by a rank", style="dim")
 
@@ -126,6 +129,7 @@ def to_json(one: Summary, record: Record, args: argparse.Namespace) -> dict[str,
         "table_parameters": record["table_parameters"],
         "method": one.method,
         **dataclasses.asdict(split(one, record)),
+        "step_mean_s": one.step_mean_s,
         "step_p10_s": one.step_p10_s,
         "step_p90_s": one.step_p90_s,
         "tokens_per_s": one.tokens_per_s,
@@ -149,6 +153,9 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=30, help="of each method")
     parser.add_argument("--warmup", type=int, default=POWERSGD_START, help="steps not timed")
     parser.add_argument("--block", type=int, default=5, help="steps of a method in a row")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE", help="one of the settings"
+    )
     parser.add_argument("--text", type=Path, help="default: Python's standard library")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path, help="picture of where the time goes, to write")
@@ -165,6 +172,25 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return args
 
 
+def configure(args: argparse.Namespace) -> Settings:
+    """Returns the model's settings with those of the command line.
+
+    Raises:
+        SystemExit: There is no such setting, or it has another type.
+    """
+    known = {field.name: field for field in dataclasses.fields(Settings)}
+    changed = dict(MODELS[args.model].settings)
+    for pair in args.set:
+        name, _, value = pair.partition("=")
+        if name not in known:
+            raise SystemExit(f"--set {pair}: no setting {name}; there are {', '.join(known)}")
+        try:
+            changed[name] = type(known[name].default)(value)
+        except ValueError as error:
+            raise SystemExit(f"--set {pair}: {error}") from None
+    return Settings(steps=args.steps, warmup_steps=args.warmup, **changed)
+
+
 def worker(args: argparse.Namespace, settings: Settings) -> None:
     """One rank: trains; rank 0 writes the records."""
     torch.set_num_threads(1)
@@ -176,7 +202,7 @@ def worker(args: argparse.Namespace, settings: Settings) -> None:
     records = train(args.methods, workload, settings, args.block)
     if rank == 0:
         (args.worker / "records.json").write_text(json.dumps(records))
-    dist.destroy_process_group()
+    leave()
 
 
 def run(args: argparse.Namespace, settings: Settings) -> list[Record]:
@@ -190,6 +216,7 @@ def run(args: argparse.Namespace, settings: Settings) -> list[Record]:
         argv = ["bench.train", "--worker", folder, "--methods", ",".join(args.methods)]
         for name in ("model", "steps", "warmup", "block"):
             argv += [f"--{name}", str(getattr(args, name))]
+        argv += [part for pair in args.set for part in ("--set", pair)]
         netlab.launch(argv, args.ranks, args.link, timeout_s=_TIMEOUT_S, on_line=_pass_on)
         records: list[Record] = json.loads((Path(folder) / "records.json").read_text())
         return records
@@ -204,7 +231,7 @@ def _pass_on(line: str) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     """Starts the ranks and shows what they measured, or is one of them."""
     args = parse(argv)
-    settings = Settings(steps=args.steps, warmup_steps=args.warmup, **MODELS[args.model].settings)
+    settings = configure(args)
     if args.worker is not None:
         worker(args, settings)
         return

@@ -25,6 +25,7 @@ from torch import Tensor
 from bench import netlab
 from bench.harness import write_json
 from bench.ranked import interleave_ranks
+from commlib.cli.leave import leave
 from commlib.collectives.c10d import C10dTransport
 from commlib.collectives.exchange import start_exchange
 from commlib.collectives.reduce import combine
@@ -95,7 +96,7 @@ def worker(args: argparse.Namespace) -> None:
     if dist.get_rank() == 0:
         Path(args.json).write_text(json.dumps(records))
     dist.barrier()
-    dist.destroy_process_group()
+    leave()
 
 
 def show(records: list[dict[str, Any]], title: str) -> None:

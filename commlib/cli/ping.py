@@ -42,6 +42,7 @@ def main() -> None:
     import torch
     import torch.distributed as dist
 
+    from commlib.cli.leave import leave
     from commlib.schedule import open_lane
     from commlib.topology.probe import probe_link
 
@@ -52,7 +53,7 @@ def main() -> None:
     lane.close()
     if dist.get_rank() == 0:
         sys.stdout.write(json.dumps(dataclasses.asdict(link)) + "\n")
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

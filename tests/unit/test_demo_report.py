@@ -45,7 +45,7 @@ def record(method, step_s, sparse_bytes, **stats):
         "num_samples": 16 * 32,
         "num_parameters": 21_000_000,
         "table_parameters": 20_480_000,
-        "compute_backward_s": 0.02,
+        "compute": {"step_s": 0.04, "forward_s": 0.008, "backward_s": 0.02},
         "steps": steps,
         "validation": [
             {"step": 0, "train_s": 0.0, "loss": 10.0},
@@ -61,12 +61,13 @@ def results():
         record("ddp-sparse", 0.1, 2e6),
         record("exact", 0.08, 1.02e6, scan_s=0.01, exchange_s=0.02, decode_s=0.005),
         record("sketch", 0.07, 0.3e6, scan_s=0.1, exchange_s=0.2, decode_s=0.1, omega=2.5),
+        record("embrace-2d", 0.06, 0.6e6, embedding_wait_s=0.004),
     ]
     return {"source": "a & b", "link": "none", "records": records}
 
 
 def test_summary(results):
-    ddp, _, exact, sketch = summarize(results["records"])
+    ddp, _, exact, sketch, _ = summarize(results["records"])
     assert ddp.step_s == 0.6
     assert ddp.speedup == 1
     assert ddp.tokens_per_s == pytest.approx(4 * 16 * 32 / 0.6)
@@ -79,7 +80,7 @@ def test_speedup_needs_plain_ddp(results):
     assert summarize(results["records"][1:])[0].speedup is None
 
 
-@pytest.mark.parametrize("idx", range(4))
+@pytest.mark.parametrize("idx", range(5))
 def test_the_split_adds_up_to_the_step(results, idx):
     one = results["records"][idx]
     split = split_step(one)
@@ -94,6 +95,13 @@ def test_the_split_keeps_measured_times_that_fit(results):
         [0.01, 0.02, 0.005]
     )
     assert split["wait"] == pytest.approx(0.005)
+
+
+def test_the_split_sees_what_the_forward_pass_waits_for(results):
+    split = split_step(results["records"][4])
+    assert split["forward"] == pytest.approx(0.008)
+    assert split["exchange"] == pytest.approx(0.004)
+    assert split["wait"] == pytest.approx((0.01 - 0.008) + (0.04 - 0.02) - 0.004)
 
 
 def test_the_page_is_whole_and_alone(results, tmp_path):

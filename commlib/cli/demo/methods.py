@@ -10,6 +10,7 @@ from typing import Any, Protocol, cast
 from torch.nn.parallel import DistributedDataParallel
 
 from commlib.cli.demo.driver import Driver
+from commlib.cli.demo.scheduled import ScheduledDriver
 from commlib.cli.demo.settings import Settings
 from commlib.cli.demo.touched import Touched
 
@@ -87,6 +88,10 @@ METHODS: dict[str, Method] = {
         Method("ddp-sparse", "DDP, sparse gradients", True, _attach_nothing, torch_sparse_bytes),
         Method("exact", "commlib exact", True, _attach_exact),
         Method("sketch", "commlib sketch (S2)", True, _attach_sketch),
+        Method("embrace-2d", "commlib EmbRace", True, _attach_nothing, driver=ScheduledDriver),
     )
 }
 """The demo's methods by name, in the order of the report."""
+
+OURS = ("exact", "sketch", "embrace-2d")
+"""Those of them that are commlib's."""

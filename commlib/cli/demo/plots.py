@@ -13,7 +13,13 @@ from matplotlib.ticker import FuncFormatter
 
 from commlib.cli.demo.summary import SPLIT, Record, Summary
 
-COLORS = {"ddp": "#8b8f98", "ddp-sparse": "#d98e32", "exact": "#1769aa", "sketch": "#b0306a"}
+COLORS = {
+    "ddp": "#8b8f98",
+    "ddp-sparse": "#d98e32",
+    "exact": "#1769aa",
+    "sketch": "#b0306a",
+    "embrace-2d": "#2c8a57",
+}
 """Color of each method, in figures and page."""
 
 _INK = "#2b2f36"

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from commlib.cli.demo import plots
+from commlib.cli.demo.methods import OURS
 from commlib.cli.demo.summary import Record, Summary, summarize
 
 _FIGURES = (
@@ -84,7 +85,7 @@ def _header(summaries: Sequence[Summary]) -> str:
     by_name = {one.method: one for one in summaries}
     base = by_name.get("ddp")
     cards = []
-    for name in ("exact", "sketch"):
+    for name in OURS:
         one = by_name.get(name)
         if base is None or one is None:
             continue

@@ -24,7 +24,7 @@ from rich.table import Table
 from commlib.cli import checkout
 from commlib.cli.demo import report
 from commlib.cli.demo.corpus import Corpus, read_corpus
-from commlib.cli.demo.methods import METHODS
+from commlib.cli.demo.methods import METHODS, OURS
 from commlib.cli.demo.settings import Settings
 from commlib.cli.demo.summary import Record, Summary, summarize
 from commlib.cli.demo.train import PROGRESS
@@ -96,7 +96,7 @@ def summary_table(summaries: Sequence[Summary]) -> Table:
             f"{one.over_bound:.2f}",
             f"{one.valid_loss:.4f}",
             "" if one.speedup is None else f"{one.speedup:.2f}x",
-            style="bold" if one.method in ("exact", "sketch") else "",
+            style="bold" if one.method in OURS else "",
         )
     return table
 

@@ -10,7 +10,7 @@ import json
 class Settings:
     """What is trained, how long, and how often it is looked at.
 
-    The defaults finish four methods on four ranks of a two-core machine in less than five minutes.
+    The defaults finish five methods on four ranks of a two-core machine in less than five minutes.
     """
 
     seed: int = 0

@@ -22,6 +22,7 @@ class Summary:
         method: The method's name.
         title: The method's name, for people.
         step_s: Median seconds of a step.
+        step_mean_s: Mean seconds of a step.
         step_p10_s: 10th percentile of it.
         step_p90_s: 90th percentile of it.
         tokens_per_s: Words, or other samples, trained per second by all ranks.
@@ -36,6 +37,7 @@ class Summary:
     method: str
     title: str
     step_s: float
+    step_mean_s: float
     step_p10_s: float
     step_p90_s: float
     tokens_per_s: float
@@ -69,6 +71,7 @@ def _summarize_one(record: Record, base: float | None) -> Summary:
         method=record["method"],
         title=record["title"],
         step_s=step_s,
+        step_mean_s=_mean(seconds),
         step_p10_s=_percentile(seconds, 0.1),
         step_p90_s=_percentile(seconds, 0.9),
         tokens_per_s=record["num_ranks"] * record["num_samples"] / step_s,
@@ -84,29 +87,37 @@ def _summarize_one(record: Record, base: float | None) -> Summary:
 def split_step(record: Record) -> dict[str, float]:
     """Splits the mean step into parts.
 
-    What the backward pass takes beyond one that communicates nothing is communication. Where
-    commlib timed scanning, exchange and decoding they fill it, shrunk if they ran at the same time
-    as other work; the rest is waiting, for dense parameters among other things. Without such
-    timings it is all exchange.
+    What the passes take beyond those of a step that communicates nothing is communication: of the
+    backward pass, and where tables are partitioned of the forward pass too, which waits for their
+    rows. Where commlib timed scanning, exchange and decoding they fill it, shrunk if they ran at
+    the same time as other work; the rest is waiting, for dense parameters among other things.
+    Without such timings it is all exchange.
     """
     steps = timed_steps(record)
     mean = {
-        key: _mean(step.get(f"{key}_s", 0.0) for step in steps) for key in ("forward", "optimizer")
+        key: _mean(step[f"{key}_s"] for step in steps)
+        for key in ("forward", "backward", "optimizer")
     }
-    backward = _mean(step["backward_s"] for step in steps)
-    compute = min(backward, record["compute_backward_s"])
-    exposed = backward - compute
     parts = {
         key: _mean(step.get(f"{key}_s", 0.0) for step in steps)
         for key in ("scan", "exchange", "decode")
     }
+    passes = ["backward"]
+    if all(step.get("embedding_wait_s") is not None for step in steps):
+        parts["exchange"] = _mean(step["embedding_wait_s"] for step in steps)
+        passes.append("forward")
+    exposed = 0.0
+    for name in passes:
+        compute = min(mean[name], record["compute"][f"{name}_s"])
+        exposed += mean[name] - compute
+        mean[name] = compute
     measured = sum(parts.values())
     if measured == 0.0:
         parts["exchange"] = exposed
     elif measured > exposed:
         parts = {key: value * exposed / measured for key, value in parts.items()}
     wait = exposed - sum(parts.values())
-    return {**mean, "backward": compute, **parts, "wait": max(0.0, wait)}
+    return {**mean, **parts, "wait": max(0.0, wait)}
 
 
 def _median_step(record: Record) -> float:

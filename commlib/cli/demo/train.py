@@ -20,6 +20,7 @@ from commlib.cli.demo.methods import METHODS
 from commlib.cli.demo.settings import Settings
 from commlib.cli.demo.trainer import Trainer
 from commlib.cli.demo.workload import LanguageWorkload
+from commlib.cli.leave import leave
 
 PROGRESS = "@step "
 """Starts a line of progress on standard output."""
@@ -41,6 +42,7 @@ def train(method: str, corpus: Corpus, settings: Settings, record_path: Path) ->
             sys.stdout.write(f"{PROGRESS}{json.dumps(progress)}\n")
             sys.stdout.flush()
     record = trainer.finish()
+    trainer.driver.close()
     if trainer.rank == 0:
         record_path.write_text(json.dumps(record), encoding="utf-8")
 
@@ -56,10 +58,8 @@ def main() -> None:
     torch.set_num_threads(1)
     timeout_s = float(os.environ.get("COMMLIB_TIMEOUT_S", "120"))
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=timeout_s))
-    try:
-        train(args.method, Corpus.load(args.corpus), args.settings, args.record)
-    finally:
-        dist.destroy_process_group()
+    train(args.method, Corpus.load(args.corpus), args.settings, args.record)
+    leave()
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from commlib.cli.demo.compute import Compute, measure_compute
 from commlib.cli.demo.methods import Method
 from commlib.cli.demo.settings import Settings
 from commlib.cli.demo.touched import Touched, count_touched
@@ -88,7 +89,7 @@ class Trainer:
     def finish(
         self,
         touched: Sequence[Sequence[Touched]] | None = None,
-        compute_backward_s: float | None = None,
+        compute: Compute | None = None,
     ) -> dict[str, Any]:
         """Returns the record of the run, equal on every rank but for its timings.
 
@@ -97,10 +98,11 @@ class Trainer:
 
         Args:
             touched: What `count_touched` gives for these steps, where it is known already.
-            compute_backward_s: Seconds of a backward pass that communicates nothing, likewise.
+            compute: What `measure_compute` gives for this workload, likewise.
         """
         losses = torch.stack(self.losses)
         dist.all_reduce(losses)
+        compute = compute or measure_compute(self.workload, sparse=self.method.sparse)
         touched = touched or count_touched(self.workload, self.driver.tables, len(self.steps))
         for record, loss, tables in zip(self.steps, losses, touched, strict=True):
             record["loss"] = loss.item() / self.num_ranks
@@ -117,7 +119,7 @@ class Trainer:
             "num_samples": self.workload.num_samples,
             "num_parameters": self.driver.num_parameters,
             "table_parameters": sum(table.num_parameters for table in self.driver.tables),
-            "compute_backward_s": compute_backward_s or self._measure_backward(),
+            "compute": dataclasses.asdict(compute),
             "steps": self.steps,
             "validation": self.validation,
         }
@@ -139,17 +141,3 @@ class Trainer:
         if omegas:
             sums["omega"] = sum(omegas) / len(omegas)
         return sums
-
-    def _measure_backward(self, num_repeats: int = 5) -> float:
-        """Returns the median seconds of a backward pass that communicates nothing."""
-        model = self.workload.build(sparse=self.method.sparse)
-        batch = self.workload.batch(0)
-        seconds = []
-        for _ in range(num_repeats):
-            model.zero_grad(set_to_none=True)
-            loss = model(*batch)
-            dist.barrier()
-            start = time.perf_counter()
-            loss.backward()
-            seconds.append(time.perf_counter() - start)
-        return sorted(seconds)[num_repeats // 2]
