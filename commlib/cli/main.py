@@ -29,7 +29,7 @@ def _main() -> None:
 def demo(
     methods: Annotated[
         str, typer.Option(help="Methods to compare, with commas between.")
-    ] = "ddp,ddp-sparse,exact,sketch",
+    ] = "ddp,ddp-sparse,exact,sketch,embrace-2d",
     ranks: Annotated[int, typer.Option(min=1, help="Processes.")] = 4,
     steps: Annotated[int | None, typer.Option(min=1, help="Training steps of each method.")] = None,
     text: Annotated[
