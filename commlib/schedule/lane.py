@@ -245,10 +245,10 @@ _open_lanes: weakref.WeakSet[Lane] = weakref.WeakSet()
 
 
 @atexit.register
-def _close_all() -> None:
-    """End the threads before the interpreter does, which would end them within C++ frames."""
+def close_open_lanes() -> None:
+    """End every lane of this process: at exit, else the interpreter ends threads within C++."""
     for lane in list(_open_lanes):
         lane.close(timeout_s=1.0)
 
 
-__all__: list[Any] = ["CREDIT_BYTES", "SLICE_BYTES", "Lane", "LogEntry"]
+__all__: list[Any] = ["CREDIT_BYTES", "SLICE_BYTES", "Lane", "LogEntry", "close_open_lanes"]

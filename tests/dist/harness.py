@@ -30,6 +30,7 @@ import torch.nn.parallel
 import commlib
 import commlib.ddp
 from commlib.schedule import Lane
+from commlib.schedule.lane import close_open_lanes
 
 WATCHDOG_S = 60.0
 
@@ -168,6 +169,7 @@ def _main(
         tell(kind, f"{error}\n{traceback.format_exc()}\n{requests_so_far()}")
     else:
         tell("result", result)
+        close_open_lanes()  # as where a program ends
     dog.cancel()
     os._exit(0)
 
