@@ -17,7 +17,7 @@ from commlib.errors import CommError
 _ROLL_CALL_S = 2.0
 _GRACE_S = 1.0  # a rank that has not submitted says so itself, which is the better message
 _LATE = "no answer"
-_LOST = "lost its peers in"
+_LOST = "lost its peers:"
 
 
 @dataclass(slots=True)
@@ -92,6 +92,10 @@ class C10dTransport:
         """Tell the other ranks that this one stopped, and why."""
         self.board.post(text)
 
+    def answer_roll_call(self, text: str) -> None:
+        """Tell the other ranks that this one stopped, but that another is at fault."""
+        self.fail(f"{_LOST} {text}")
+
     def close(self) -> None:
         """Give the group's threads and connections back; one that failed keeps what hangs in it."""
         if self.failed is None:
@@ -102,7 +106,7 @@ class C10dTransport:
         """Find out whose fault it is: a rank that says so, else those that say nothing any more."""
         reasons = self.reasons()
         if not reasons:
-            self.fail(f"{_LOST} '{request.name}': {why}")
+            self.answer_roll_call(f"'{request.name}': {why}")
             silent = self.board.missing(_ROLL_CALL_S)
             reasons = self.reasons()
             if silent and not reasons:

@@ -213,6 +213,7 @@ class Lane:
             else:  # another lane may know better why
                 known = self.transport.reasons().get(rank)
                 text = text if known is None else f"failed: {known}"
+                self.transport.answer_roll_call(f"rank {rank} {text}")
             raise CommError(f"rank {rank} {text}", rank=self.rank, request=self._oldest())
 
     def _oldest(self) -> str | None:

@@ -323,15 +323,46 @@ def refused(rank, n):
         with pytest.raises(ValueError) as raised:
             make()
         texts.append(str(raised.value))
+    with pytest.raises(TypeError) as raised:
+        embrace.schedule([], ddp, optimizer, ids={"words": 0})
+    texts.append(str(raised.value))
     embrace.close(model)
+    late = Model(True)
+    wrapped = DDP(late)
+    embrace.shard(late)
+    with pytest.raises(ValueError) as raised:
+        embrace.schedule([], wrapped, torch.optim.SGD(late.parameters(), lr=0.1))
+    texts.append(str(raised.value))
+    embrace.close(late)
     return texts
 
 
 def test_refusals_say_what_to_do():
-    for no_table, no_parts, no_name in run_ranks(2, refused):
+    for no_table, no_parts, no_name, no_function, too_late in run_ranks(2, refused):
         assert "embrace.shard" in no_table
         assert "LBFGS cannot take a step in parts" in no_parts
         assert "'nobody'" in no_name
+        assert "ids is a dict: give a function" in no_function
+        assert "call embrace.shard(model) first" in too_late
+
+
+def without_ddp(rank, n):
+    """The model itself instead of DDP: dense gradients are averaged all the same."""
+    results = []
+    for wrapped in (True, False):
+        model, ddp, optimizer = build(True, "adagrad")
+        root = ddp if wrapped else model
+        for words, bags in embrace.schedule(batches(rank, 6), root, optimizer):
+            root(words, bags).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        results.append(weights(model, optimizer))
+        embrace.close(model)
+    return all(torch.equal(results[0][k], results[1][k]) for k in results[0])
+
+
+def test_a_model_without_ddp_is_averaged_too():
+    assert all(run_ranks(2, without_ddp))
 
 
 def resources(rank, n):

@@ -120,7 +120,7 @@ def overlap(rank, n):
         tensor = torch.ones(8 * n)
         yield AllToAll(name=name, tensor=tensor, send=sizes, recv=sizes)
         start = time.perf_counter()
-        time.sleep(0.2)
+        time.sleep(1.0)  # far longer than a busy machine delays the leader
         spans[name] = (start, time.perf_counter())
 
     futures = [lane.submit(name, lambda name=name: decode(name)) for name in ("a", "b")]

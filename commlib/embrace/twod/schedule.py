@@ -13,23 +13,21 @@ delayed rows before the batch after that.
 from __future__ import annotations
 
 import functools
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from commlib.embrace.optim import attach
-from commlib.embrace.source import Rows, RowSource
-from commlib.embrace.table import ShardedTable
-from commlib.embrace.twod import finder
+from commlib.embrace.twod.accepts import check_wrapped, tables_of
 from commlib.embrace.twod.blocks import BLOCK_BYTES, Blocks
-from commlib.embrace.twod.finder import IdsOf, Place
+from commlib.embrace.twod.finder import IdsOf
 from commlib.embrace.twod.lookahead import Ahead, Lookahead
+from commlib.embrace.twod.naming import Finding, Naming
 from commlib.embrace.twod.patch import replaced
 from commlib.embrace.twod.pending import PendingGrad
 from commlib.embrace.twod.runner import Runner
@@ -37,23 +35,6 @@ from commlib.embrace.twod.stepper import Stepper
 from commlib.embrace.twod.vertical import Vertical
 
 B = TypeVar("B")
-
-
-class _Finding(RowSource):
-    """Gives rows when asked, and lets the schedule see what was asked for."""
-
-    def __init__(self, schedule: Schedule[Any], source: RowSource) -> None:
-        self._schedule = schedule
-        self._source = source
-
-    def rows(self, table: ShardedTable, ids: Tensor) -> Rows:
-        self._schedule.note_lookup(table, ids)
-        return self._source.rows(table, ids)
-
-    def rows_together(self, tables: Sequence[ShardedTable], ids: Sequence[Tensor]) -> list[Rows]:
-        for table, own in zip(tables, ids, strict=True):
-            self._schedule.note_lookup(table, own)
-        return self._source.rows_together(tables, ids)
 
 
 class Schedule(Generic[B]):
@@ -89,7 +70,9 @@ class Schedule(Generic[B]):
 
     Raises:
         ValueError: No partitioned table, tables of two `shard` calls, an optimizer that cannot
-            take a step in parts, or buffers that DDP would broadcast.
+            take a step in parts, buffers that DDP would broadcast, or DDP that was made before
+            the tables were partitioned.
+        TypeError: `ids` is no function.
 
     Source: EmbRace, two-dimensional communication scheduling.
     """
@@ -108,26 +91,19 @@ class Schedule(Generic[B]):
         self._model = model
         self._root = model.module if isinstance(model, DistributedDataParallel) else model
         self._optimizer = attach(optimizer)
-        self._ids_of = ids
-        tables = sorted(
-            (m for m in self._root.modules() if isinstance(m, ShardedTable)), key=lambda t: t.name
-        )
-        if not tables:
-            raise ValueError(
-                f"{type(self._root).__name__} has no partitioned table: embrace.shard(model) first"
-            )
-        self._tables = tables
+        self._tables = tables = tables_of(self._root)
         self._exchange = tables[0].exchange
-        if any(table.exchange is not self._exchange for table in tables):
-            raise ValueError("the tables do not share an exchange: shard them in one call")
-        _check_buffers(model)
+        check_wrapped(model, tables)
+        if ids is not None and not callable(ids):
+            raise TypeError(
+                f"ids is a {type(ids).__name__}: give a function of a batch that returns"
+                " {table or its name: ids}"
+            )
         self._runner = Runner(self._exchange)
         self._stepper = Stepper(optimizer)
-        self._places: dict[ShardedTable, Place] = {}
-        self._scheduled: list[ShardedTable] = []
+        self._naming = Naming(tables, self._exchange, ids)
         self._ahead: Ahead | None = None
         self._lookahead: Lookahead | None = None
-        self._batch: Any = None
         self._sync = True
         self._active = False
         self._label = self._exchange.request_name("schedule")
@@ -139,7 +115,7 @@ class Schedule(Generic[B]):
             self.synchronize,
             self._label,
             overlap,
-            _Finding(self, self._exchange.source),
+            Finding(self._naming, self._exchange.source),
         )
         self._vertical.flush = self.flush
         self._blocks = Blocks(
@@ -162,15 +138,15 @@ class Schedule(Generic[B]):
             raise ValueError("this schedule is in use already: make one for each loop")
         with ExitStack() as stack:
             self._enter(stack)
-            batches = self._named(iter(self._loader))
+            batches = self._naming.agreed(iter(self._loader))
             self._lookahead = Lookahead(batches, self._runner, self._label)
             ahead = self._pull()
             while self._lookahead.settle(ahead):
                 self._ahead = None
-                self._batch = ahead.batch
+                self._naming.batch = ahead.batch
                 self._blocks.batch = ahead.step
                 self._vertical.begin(ahead)
-                if self._scheduled:
+                if self._naming.scheduled:
                     self._ahead = self._pull()
                 try:
                     yield ahead.batch
@@ -178,7 +154,7 @@ class Schedule(Generic[B]):
                     self.flush()
                     raise
                 self._blocks.hold_up()
-                self._note_places()
+                self._naming.note_places()
                 ahead = self._ahead or self._pull()
             self._ahead = ahead
             self.flush()
@@ -205,40 +181,14 @@ class Schedule(Generic[B]):
 
     # The batch ahead.
 
-    def _named(self, batches: Iterator[B]) -> Iterator[B]:
-        """The batches, after the tables that `ids` names for the first one were agreed on."""
-        if self._ids_of is None:
-            return batches
-        first = list(itertools.islice(batches, 1))
-        named, mistake = self._tables, None  # a rank without a batch has no say
-        try:
-            for batch in first:
-                named = list(finder.given(self._ids_of, batch, self._tables))
-        except (TypeError, ValueError) as error:
-            named, mistake = [], error
-        self._scheduled = finder.agree(named, self._tables, self._exchange)
-        if mistake is not None:
-            raise mistake
-        return itertools.chain(first, batches)
-
     def _pull(self) -> Ahead:
         assert self._lookahead is not None
         volatile = self._vertical.volatile()
         return self._lookahead.pull(
-            self._scheduled, self._ids, lambda ahead: self._vertical.prefetch(ahead, volatile)
+            self._naming.scheduled,
+            self._naming.ids,
+            lambda ahead: self._vertical.prefetch(ahead, volatile),
         )
-
-    def _ids(self, batch: Any) -> Mapping[ShardedTable, Tensor]:
-        if self._ids_of is not None:
-            return finder.given(self._ids_of, batch, self._tables)
-        found = {table: self._places[table].ids(batch) for table in self._scheduled}
-        for table, ids in found.items():
-            if ids is None:
-                raise ValueError(
-                    f"the batch has no ids of table '{table.name}' where the first one had them:"
-                    " give schedule(..., ids=...)"
-                )
-        return {table: ids for table, ids in found.items() if ids is not None}
 
     def _upcoming(self) -> Ahead | None:
         """The next batch with its ids known; None where it is not known yet, or there is none."""
@@ -246,18 +196,6 @@ class Schedule(Generic[B]):
             return None
         self._runner.wait(self._ahead.known, f"{self._label}.ids", "ids")
         return self._ahead if self._ahead.alive else None
-
-    def note_lookup(self, table: ShardedTable, ids: Tensor) -> None:
-        """A table was looked up that is not scheduled: its ids may be a part of the batch."""
-        if self._ids_of is None and not self._scheduled and isinstance(ids, Tensor):
-            place = finder.find(self._batch, ids)
-            if place is not None and self._places.setdefault(table, place) == place:
-                return
-        self._places.pop(table, None)
-
-    def _note_places(self) -> None:
-        if self._places and not self._scheduled:
-            self._scheduled = finder.agree(self._places, self._tables, self._exchange)
 
     # What the user's loop calls.
 
@@ -322,14 +260,6 @@ class Schedule(Generic[B]):
     def _replace_weights(self) -> None:
         self.flush()
         self._vertical.forget_early()
-
-
-def _check_buffers(model: nn.Module) -> None:
-    if isinstance(model, DistributedDataParallel) and model.will_sync_module_buffers():
-        raise ValueError(
-            "DDP broadcasts this model's buffers in each forward pass, which the schedule takes"
-            " over: pass broadcast_buffers=False to DistributedDataParallel"
-        )
 
 
 def schedule(

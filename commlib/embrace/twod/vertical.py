@@ -13,53 +13,23 @@ so that between two batches only prior gradients and late rows are waited for.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
 
 import torch
 from torch import Tensor
 
-from commlib.embrace.priority import DELAYED_ROWS, EARLY_ROWS, LOOKUP, PRIOR_ROWS, needed_by
-from commlib.embrace.rows import fetch_bytes, fetch_rows, return_rows
+from commlib.embrace.priority import DELAYED_ROWS, PRIOR_ROWS, needed_by
+from commlib.embrace.rows import return_rows
 from commlib.embrace.source import Rows, RowSource
 from commlib.embrace.table import ShardedTable
+from commlib.embrace.twod.current import Current
+from commlib.embrace.twod.fetcher import Fetcher
 from commlib.embrace.twod.gradients import Arriving, DueStep, Piece, whole
-from commlib.embrace.twod.lookahead import Ahead, AskedRows
+from commlib.embrace.twod.lookahead import Ahead
 from commlib.embrace.twod.parts import Subset, subset
 from commlib.embrace.twod.pending import PendingGrad, arrived, pending_grad
 from commlib.embrace.twod.runner import Runner
 from commlib.embrace.twod.stepper import Group, Stepper
-
-_SHORT_BYTES = 256 << 10  # mean over ranks; below, one exchange costs less than two
-_Rows = tuple[Subset, Future[list[Tensor]]]
-
-
-@dataclass(slots=True, eq=False)
-class Current:
-    """The batch that computes now: its rows, and whose gradients are still missing.
-
-    Args:
-        step: Its number.
-        rows: What all ranks look up.
-        early: Rows that were fetched a batch ahead.
-        late: Rows that were fetched when it began, by group.
-        leaves: Rows `[u, D]` as they were fetched; gradients collect in them.
-        used: Tables that have been looked up, in that order.
-        boundaries: How many had been, where dense work came between.
-        missing: Tables looked up whose gradient has not come, by group.
-    """
-
-    step: int
-    rows: dict[ShardedTable, AskedRows]
-    early: _Rows | None = None
-    late: list[_Rows] = field(default_factory=list)
-    leaves: dict[ShardedTable, Tensor] = field(default_factory=dict)
-    used: list[ShardedTable] = field(default_factory=list)
-    boundaries: set[int] = field(default_factory=set)
-    missing: dict[int, list[ShardedTable]] = field(default_factory=dict)
-    num_backwards: int = 0
 
 
 class Vertical(RowSource):
@@ -98,8 +68,7 @@ class Vertical(RowSource):
         self._overlap = overlap
         self._fallback = fallback
         self._exchange = runner.exchange
-        self._groups: list[list[ShardedTable]] = [self._tables] if tables else []
-        self._early: dict[int, _Rows] = {}
+        self._fetcher = Fetcher(self._tables, runner, label)
         self._open: dict[ShardedTable, list[Piece]] = {table: [] for table in tables}
         self._due: dict[ShardedTable, list[DueStep]] = {table: [] for table in tables}
         self.current: Current | None = None
@@ -118,9 +87,14 @@ class Vertical(RowSource):
         self._check(table, ids, unique)
         if table not in current.used:
             current.used.append(table)
-            group = self._group_of(table)
+            group = self._fetcher.group_of(table)
             if table not in current.leaves:
-                self._fill(current, group)
+                for filled, leaf in self._fetcher.take(current, group):
+                    if filled.local_weight.requires_grad:
+                        leaf.requires_grad_()
+                        arrived_here = partial(self._arrived, current, filled)
+                        leaf.register_post_accumulate_grad_hook(arrived_here)
+                    current.leaves[filled] = leaf
             current.missing.setdefault(group, []).append(table)
         return unique, current.leaves[table]
 
@@ -133,14 +107,7 @@ class Vertical(RowSource):
 
     def prefetch(self, ahead: Ahead, volatile: dict[ShardedTable, Tensor]) -> None:
         """Send for the rows of the next batch that no gradient under way will change."""
-        rank, n = self._exchange.rank, self._exchange.num_ranks
-        stable = [table for table in ahead.rows if table in volatile]
-        early = subset(ahead.rows, volatile, stable, rank, inside=False)
-        if early:
-            name = f"{self._label}@{ahead.step}.early"
-            make = partial(fetch_rows, name, early.parts, rank, n)
-            priority = needed_by(ahead.step, EARLY_ROWS)
-            self._early[ahead.step] = (early, self._runner.submit(name, make, priority))
+        self._fetcher.fetch_early(ahead, volatile)
 
     def begin(self, ahead: Ahead) -> None:
         """Update the rows that this batch looks up, then send for those not fetched ahead."""
@@ -150,9 +117,8 @@ class Vertical(RowSource):
                 steps.pop(0).take_rest(self._stepper, self._runner)
             if steps and asked is not None:
                 steps[0].take_first(self._stepper, self._runner, asked.mask)
-        self._regroup()
-        self.current = Current(ahead.step, ahead.rows, self._early.pop(ahead.step, None))
-        self._fetch_late(self.current)
+        self._fetcher.regroup(self.current)
+        self.current = self._fetcher.begin(ahead)
 
     def volatile(self) -> dict[ShardedTable, Tensor]:
         """By table, the rows that gradients under way or to come will change; bool `[V]`.
@@ -176,7 +142,7 @@ class Vertical(RowSource):
 
     def forget_early(self) -> None:
         """The weights were replaced: rows fetched ahead are no longer theirs."""
-        self._early.clear()
+        self._fetcher.forget_early()
 
     # What becomes of gradients.
 
@@ -213,7 +179,7 @@ class Vertical(RowSource):
         """Forget gradients that no step has asked for."""
         self._open = {table: [] for table in self._tables}
 
-    # Lookups.
+    # Checks.
 
     def _check(self, table: ShardedTable, ids: Tensor, unique: Tensor) -> None:
         flat = ids.reshape(-1).to(torch.int64)
@@ -229,80 +195,14 @@ class Vertical(RowSource):
                 " schedule(..., ids=...) a function that returns all ids that the table looks up"
             )
 
-    def _group_of(self, table: ShardedTable) -> int:
-        return next(i for i, group in enumerate(self._groups) if table in group)
-
-    def _regroup(self) -> None:
-        """Tables looked up one after another, with no dense work between, share an exchange."""
-        if self.current is None or not self.current.used:
-            return
-        used, groups = self.current.used, []
-        for i, table in enumerate(used):
-            if i == 0 or i in self.current.boundaries:
-                groups.append([table])
-            else:
-                groups[-1].append(table)
-        self._groups = groups + [[table] for table in self._tables if table not in used]
-
-    def _fetch_late(self, current: Current) -> None:
-        rank, n = self._exchange.rank, self._exchange.num_ranks
-        got = {} if current.early is None else dict.fromkeys(current.early[0].tables)
-        groups = [[table for table in group if table in current.rows] for group in self._groups]
-        masks = {
-            table: self._late_mask(current, table, table in got)
-            for group in groups
-            for table in group
-        }
-        together = subset(current.rows, masks, list(chain(*groups)), rank, inside=False)
-        if sum(fetch_bytes(together.parts, peer) for peer in range(n)) <= n * _SHORT_BYTES:
-            late = [together]
-        else:  # what the front of the model needs need not wait for the rest
-            late = [subset(current.rows, masks, group, rank, inside=False) for group in groups]
-        for i, rows in enumerate(late):
-            if rows:
-                name = f"{self._label}@{current.step}.rows{i}"
-                make = partial(fetch_rows, name, rows.parts, rank, n)
-                priority = needed_by(current.step, LOOKUP, i)
-                current.late.append((rows, self._runner.submit(name, make, priority)))
-
-    def _late_mask(self, current: Current, table: ShardedTable, got: bool) -> Tensor | None:
-        """The rows that came early; None where none did."""
-        if not got:
-            return None
-        assert current.early is not None
-        part = current.early[0].parts[current.early[0].tables.index(table)]
-        mask = torch.zeros(table.num_embeddings, dtype=torch.bool)
-        mask[part.indices] = True
-        return mask
-
-    def _fill(self, current: Current, group: int) -> None:
-        """Wait for the rows of a group's tables, and make leaves of them."""
-        tables = [table for table in self._groups[group] if table in current.rows]
-        for table in tables:
-            weight = table.local_weight
-            size = (current.rows[table].counts[self._exchange.rank], table.embedding_dim)
-            leaf = torch.empty(size, dtype=weight.dtype)
-            for rows, future in [*([current.early] if current.early else []), *current.late]:
-                if table in rows.tables:
-                    i = rows.tables.index(table)
-                    got = self._runner.wait(future, f"{self._label}@{current.step}", "rows")[i]
-                    if len(got) == len(leaf):
-                        leaf = got
-                    else:
-                        leaf.index_copy_(0, rows.places[i], got)
-            if weight.requires_grad:
-                leaf.requires_grad_()
-                leaf.register_post_accumulate_grad_hook(partial(self._arrived, current, table))
-            current.leaves[table] = leaf
-
     # Gradients.
 
     def _arrived(self, current: Current, table: ShardedTable, leaf: Tensor) -> None:
-        group = self._group_of(table)
+        group = self._fetcher.group_of(table)
         missing = current.missing[group]
         missing.remove(table)
         if not missing:
-            used = [t for t in self._groups[group] if t in current.used]
+            used = [t for t in self._fetcher.groups[group] if t in current.used]
             self._send(current, group, [t for t in used if current.leaves[t].grad is not None])
 
     def _send_rest(self) -> None:
@@ -310,7 +210,7 @@ class Vertical(RowSource):
         current = self.current
         if current is None:
             return
-        for i, group in enumerate(self._groups):
+        for i, group in enumerate(self._fetcher.groups):
             some = [t for t in group if t in current.leaves and current.leaves[t].grad is not None]
             if some:
                 self._send(current, i, some)
