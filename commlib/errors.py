@@ -1,5 +1,7 @@
 """The error of a broken world; a caller's mistake is a ValueError, TypeError or IndexError."""
 
+from __future__ import annotations
+
 
 class CommError(RuntimeError):
     """A collective could not finish: says which rank, which request, and what to rebuild.
@@ -28,3 +30,9 @@ class CommError(RuntimeError):
         self.rank = rank
         self.request = request
         self.remedy = remedy
+
+    def naming(self, request: str) -> CommError:
+        """The same, of this request, where it names none."""
+        if self.request is not None:
+            return self
+        return CommError(self.reason, rank=self.rank, request=request, remedy=self.remedy)

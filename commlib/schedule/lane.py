@@ -123,7 +123,7 @@ class Lane:
         task = Task(name, priority, next(self._numbers), make, usage or Usage())
         with self._lock:
             if self.transport.failed is not None:
-                task.future.set_exception(self.transport.failed)
+                task.future.set_exception(self.transport.failed.naming(name))
                 return task.future
             self._inbox.put(task)
             if self._thread is None:
@@ -239,7 +239,9 @@ class Lane:
 
     def _end_all(self, at_fault: Task | None, error: BaseException | None) -> None:
         for task in self._engine.drop():
-            task.future.set_exception(error if task is at_fault else self.transport.failed)
+            failed = self.transport.failed
+            others = None if failed is None else failed.naming(task.name)
+            task.future.set_exception(error if task is at_fault else others)
 
 
 _open_lanes: weakref.WeakSet[Lane] = weakref.WeakSet()

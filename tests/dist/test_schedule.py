@@ -120,10 +120,17 @@ def overlap(rank, n):
         tensor = torch.ones(8 * n)
         yield AllToAll(name=name, tensor=tensor, send=sizes, recv=sizes)
         start = time.perf_counter()
-        time.sleep(1.0)  # far longer than a busy machine delays the leader
+        time.sleep(0.2)
         spans[name] = (start, time.perf_counter())
 
+    def hold():
+        both_are_submitted.wait(20)
+        yield from ()
+
+    both_are_submitted = threading.Event()
+    lane.submit("hold", hold, priority=-1)
     futures = [lane.submit(name, lambda name=name: decode(name)) for name in ("a", "b")]
+    both_are_submitted.set()
     wait_all(futures, timeout=30)
     b_issued = next(entry[6] for entry in lane.log() if entry[0] == "b")
     lane.close()
@@ -131,7 +138,8 @@ def overlap(rank, n):
 
 
 def test_the_next_exchange_runs_while_rows_are_decoded():
-    assert all(run_ranks(2, overlap))
+    """On the leader always; a follower may begin to decode before the leader announces the next."""
+    assert run_ranks(2, overlap)[0]
 
 
 def slices(rank, n):
@@ -210,6 +218,7 @@ def test_an_exception_in_a_stage_ends_every_rank():
 def one_dies(rank, n, dead):
     lane = open_lane("test", list(range(n)), 10.0)
     lane.submit("x", lambda: ask(AllReduce(name="x", tensor=torch.ones(4)))).result(20)
+    torch.distributed.barrier()  # all have their answer
     if rank == dead:
         os._exit(1)
     lane.submit("y", lambda: ask(AllReduce(name="y", tensor=torch.ones(4)))).result(20)
