@@ -32,8 +32,9 @@ _FIGURES = (
     ),
     (
         "Bytes per step",
-        "What a rank sends, in one direction, for gradients of the embedding tables (log scale). "
-        "No exact method on a point-to-point network can stay below the dashed line.",
+        "What a rank sends, in one direction, for the embedding tables (log scale). No exact "
+        "method that keeps whole tables on each rank can stay below the dashed line, on a "
+        "point-to-point network; EmbRace keeps some columns on each, and does.",
         plots.bytes_by_step,
     ),
 )
@@ -149,8 +150,8 @@ def _setup(results: dict[str, Any]) -> str:
         "steps": f"{settings['steps']}, the first {settings['warmup_steps']} not timed",
         "optimizer": f"Adagrad, learning rate {settings['lr']}",
         "validation": f"{settings['eval_tokens']:,} words of other files, whole vocabulary",
-        "bound": "D·w·(S + U(n−2)/n): what an exact method sends at least, per rank on average, "
-        "where a rank touches S rows and all touch U",
+        "bound": "D·w·(S + U(n−2)/n): what an exact method sends at least to keep replicas equal, "
+        "per rank on average, where a rank touches S rows and all touch U",
     }
     items = "".join(f"<dt>{key}</dt><dd>{html.escape(value)}</dd>" for key, value in facts.items())
     return f'<section class="setup"><h3>What was run</h3><dl>{items}</dl></section>'

@@ -31,6 +31,7 @@ class ScheduledDriver(Driver):
         batches = (workload.batch(step) for step in itertools.count())
         self.schedule = embrace.schedule(batches, self.ddp, self.optimizer, ids=workload.ids)
         self._loop: Iterator[tuple[Tensor, ...]] = iter(self.schedule)
+        self._sent_bytes()  # partitioning the tables is no part of a step
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """As `Driver`."""
