@@ -3,9 +3,23 @@
 from __future__ import annotations
 
 import time
+import typing
 from dataclasses import dataclass
 
 from torch._C._distributed_c10d import PrefixStore, Store
+
+
+class KeyValue(typing.Protocol):
+    """What a board needs of a store; raises RuntimeError once the store is gone."""
+
+    def set(self, key: str, value: str) -> None:
+        """Put a text."""
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether all keys are there."""
+
+    def get(self, key: str) -> bytes:
+        """The text of a key that is there."""
 
 
 @dataclass(slots=True)
@@ -20,7 +34,7 @@ class Board:
     Source: ours.
     """
 
-    store: Store | None
+    store: KeyValue | None
     ranks: tuple[int, ...]
     rank: int
     posted: bool = False

@@ -7,17 +7,15 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 import torch.distributed as dist
+from torch import Tensor
 
-from commlib.collectives.board import Board
-from commlib.collectives.carried import Carried, prepare
+from commlib.collectives.blame import Blame
+from commlib.collectives.carried import Carried, expand, prepare
 from commlib.collectives.exchange import Exchange
-from commlib.collectives.requests import Request
+from commlib.collectives.requests import Protocol, Request
 from commlib.errors import CommError
 
-_ROLL_CALL_S = 2.0
 _GRACE_S = 1.0  # a rank that has not submitted says so itself, which is the better message
-_LATE = "no answer"
-_LOST = "lost its peers:"
 
 
 @dataclass(slots=True)
@@ -26,7 +24,7 @@ class C10dTransport:
 
     Args:
         group: Process group; every rank starts the same requests in the same order on it.
-        board: Where failures are told to the other ranks.
+        blame: Finds out who broke it.
         timeout_s: Longest wait for one request.
 
     Raises (from all that starts or waits):
@@ -36,7 +34,7 @@ class C10dTransport:
     """
 
     group: dist.ProcessGroup
-    board: Board
+    blame: Blame
     timeout_s: float
     failed: CommError | None = None
 
@@ -49,6 +47,15 @@ class C10dTransport:
     def num_ranks(self) -> int:
         """Ranks in the group."""
         return self.group.size()
+
+    @property
+    def ordered(self) -> bool:
+        """Requests match by the order in which they start."""
+        return True
+
+    def expand(self, request: Request) -> Protocol[Tensor] | None:
+        """The requests that this one is made of; None for what is carried as it is."""
+        return expand(request, self.rank, self.num_ranks)
 
     def prepare(self, request: Request) -> Carried:
         """Lay out the buffers of a request."""
@@ -65,7 +72,7 @@ class C10dTransport:
         except RuntimeError as error:
             raise self._lost(request, str(error)) from error
 
-    def finish(self, request: Request, exchange: Exchange) -> None:
+    def finish(self, request: Request, exchange: Exchange, carried: Carried) -> None:
         """Wait for a slice that was started, and that every rank has come to."""
         try:
             if exchange.gate is not None:
@@ -83,18 +90,10 @@ class C10dTransport:
             request: What is waited for.
             start_s: When it was started, on `time.monotonic`'s clock.
         """
-        if self.board.read():
-            raise self._lost(request, f"{_LATE}, as other ranks report")
-        if time.monotonic() > start_s + self.timeout_s + _GRACE_S:
-            raise self._lost(request, f"{_LATE} within {self.timeout_s:g} s")
-
-    def fail(self, text: str) -> None:
-        """Tell the other ranks that this one stopped, and why."""
-        self.board.post(text)
-
-    def answer_roll_call(self, text: str) -> None:
-        """Tell the other ranks that this one stopped, but that another is at fault."""
-        self.fail(f"{_LOST} {text}")
+        reported = bool(self.blame.board.read())
+        if reported or time.monotonic() > start_s + self.timeout_s + _GRACE_S:
+            self.failed = self.blame.late(request, None if reported else self.timeout_s)
+            raise self.failed
 
     def close(self) -> None:
         """Give the group's threads and connections back; one that failed keeps what hangs in it."""
@@ -103,29 +102,5 @@ class C10dTransport:
             del self.group
 
     def _lost(self, request: Request, why: str) -> CommError:
-        """Find out whose fault it is: a rank that says so, else those that say nothing any more."""
-        reasons = self.reasons()
-        if not reasons:
-            self.answer_roll_call(f"'{request.name}': {why}")
-            silent = self.board.missing(_ROLL_CALL_S)
-            reasons = self.reasons()
-            if silent and not reasons:
-                who = f"rank {silent[0]} is" if len(silent) == 1 else f"ranks {silent} are"
-                return self._broken(f"{who} gone or stuck ({why})", request)
-        for peer, text in reasons.items():
-            return self._broken(f"rank {peer} failed: {text}", request)
-        if why.startswith(_LATE):
-            return self._broken(
-                f"{why}, though all ranks are alive: some rank has not asked for this; did every"
-                " rank run the same training forward and backward passes?",
-                request,
-            )
-        return self._broken(f"the connection broke ({why})", request)
-
-    def reasons(self) -> dict[int, str]:
-        """What other ranks say of themselves, not of their peers."""
-        return {r: text for r, text in self.board.read().items() if not text.startswith(_LOST)}
-
-    def _broken(self, reason: str, request: Request) -> CommError:
-        self.failed = CommError(reason, rank=self.rank, request=request.name)
+        self.failed = self.blame.lost(request, why)
         return self.failed

@@ -121,10 +121,11 @@ def expand(request: Request, rank: int, num_ranks: int) -> Protocol[Tensor] | No
     num_bytes = tensor.numel() * tensor.element_size()
     if num_bytes >= RING_BYTES and tensor.dtype in (torch.float32, torch.float64):
         return None
-    return _sum_directly(request, rank, num_ranks)
+    return sum_directly(request, rank, num_ranks)
 
 
-def _sum_directly(request: AllReduce, rank: int, num_ranks: int) -> Protocol[Tensor]:
+def sum_directly(request: AllReduce, rank: int, num_ranks: int) -> Protocol[Tensor]:
+    """An allreduce by parts: each rank sums one, and gives it to all."""
     flat = request.tensor.contiguous().view(-1)
     chunks = chunk_sizes(flat.numel(), num_ranks)
     mine = chunks[rank]

@@ -8,8 +8,9 @@ spares the copies that a joined buffer needs, in pieces, since a message holds l
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -31,6 +32,22 @@ class Exchange:
     direct: list[dist.Work] = field(default_factory=list)
     keep: list[Tensor] = field(default_factory=list)
     copies: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    arrival: torch.futures.Future[Any] | None = None
+
+    def when_landed(self, wake: Callable[[], None]) -> bool:
+        """Have a thread of Gloo's call `wake`; False where nobody would, and it must be polled.
+
+        Gloo completes a gate's future before the gate says so, and only the future's callbacks
+        wake anybody.
+        """
+        if self.gate is not None:
+            self.arrival = self.gate.get_future()
+            self.arrival.add_done_callback(lambda _: wake())
+        return True
+
+    def landed(self) -> bool:
+        """Whether every rank has come to it; long parts may still be arriving."""
+        return self.arrival is None or self.arrival.done()
 
     def finish(self) -> None:
         """Put what arrived in its place; call once, after all works are done."""

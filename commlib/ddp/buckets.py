@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 
-from commlib.ddp.tables import Table
+from commlib.frontend.tables import Table
 
 
 @dataclass(frozen=True, slots=True)

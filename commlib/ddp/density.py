@@ -10,7 +10,7 @@ from torch import Tensor
 
 from commlib import ops
 from commlib.collectives.requests import AllReduce, Protocol
-from commlib.ddp.tables import Table
+from commlib.frontend.tables import Table
 
 WATCH_STEPS = 3
 MAX_DENSITY = 0.1

@@ -14,13 +14,15 @@ from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from commlib.ddp import checkpoint
-from commlib.ddp.agree import check_agreement
-from commlib.ddp.announce import Announcer
 from commlib.ddp.density import DensityWatch
 from commlib.ddp.jobs import Jobs
-from commlib.ddp.lanes import Lanes
-from commlib.ddp.tables import find_tables, matrix_shape, may_become_table
+from commlib.frontend.agree import check_agreement
+from commlib.frontend.announce import Announcer
+from commlib.frontend.lanes import Lanes
+from commlib.frontend.table_jobs import TableJobs
+from commlib.frontend.tables import find_tables, matrix_shape, may_become_table
 from commlib.reducers import Reducer, ReducerState, as_reducer
+from commlib.schedule.peers import GroupPeers
 from commlib.stats import Recorder
 from commlib.topology import Link, probe_link
 
@@ -103,13 +105,13 @@ class State:
         timeout_s: float = 300.0,
         trace: str | Path | None = None,
     ) -> None:
-        group = _group_of(ddp)
+        peers = GroupPeers(_group_of(ddp))
         if getattr(ddp, "_comm_hooks", None):
             raise ValueError(
                 "this DDP instance has a communication hook already, and DDP takes one only:"
                 " wrap the model anew to register another"
             )
-        self.rank, self.num_ranks = group.rank(), group.size()
+        self.rank, self.num_ranks = peers.rank, peers.num_ranks
         left_alone = ddp.parameters_to_ignore  # partitioned tables, and what the user names
         named = {n: p for n, p in ddp.module.named_parameters() if n not in left_alone}
         try:
@@ -125,13 +127,16 @@ class State:
             self.tables = find_tables(ddp.module, self.options.tables)
             self.recorder = Recorder(self.rank, trace)
         except Exception as mistake:  # whatever it is, the other ranks must not wait for this one
-            check_agreement({}, group, mistake)
+            check_agreement({}, peers, mistake)
             raise
-        check_agreement(_facts(self.options, named, self.tables), group)
+        check_agreement(_facts(self.options, named, self.tables), peers)
         self.reducer_states = {name: ReducerState() for name in self.tables}
-        self.lanes = Lanes.open(group, timeout_s)
+        self.lanes = Lanes.open(peers, timeout_s)
         self.link = link or self._probe()
-        self.announcer = Announcer(ddp, self.lanes.index, self.tables, self._wants_announcement)
+        self.announcer = Announcer(
+            lambda: ddp.training, self.lanes.index, self.tables, self._wants_announcement
+        )
+        self._after_forward = ddp.register_forward_hook(self._announce)
         watched = {
             name: matrix_shape(parameter)
             for name, parameter in named.items()
@@ -139,6 +144,15 @@ class State:
         }
         self.density = DensityWatch(watched)
         self.names = {id(parameter): name for name, parameter in named.items()}
+        self.table_jobs = TableJobs(
+            self.lanes.data,
+            self.announcer,
+            self.options.reducer,
+            self.reducer_states,
+            self.link,
+            self.recorder,
+            self.names.values(),
+        )
         self.jobs = Jobs(self)
         self._closed = False
         atexit.register(self.write_trace)
@@ -148,6 +162,12 @@ class State:
         if self.options.reducer.name != "auto" or torch.are_deterministic_algorithms_enabled():
             return Link()
         return probe_link(self.lanes.data)
+
+    def _announce(self, ddp: torch.nn.Module, inputs: object, output: object) -> None:
+        # Not in evaluation mode: one rank may evaluate alone, with gradients left on.
+        assert isinstance(ddp, DistributedDataParallel)
+        if ddp.training and torch.is_grad_enabled() and ddp.require_backward_grad_sync:
+            self.announcer.announce()
 
     def _wants_announcement(self, name: str) -> bool:
         uses_index = self.options.reducer.uses_index
@@ -177,6 +197,7 @@ class State:
             self._closed = True
             self.write_trace()
             atexit.unregister(self.write_trace)
+            self._after_forward.remove()
             self.announcer.close()
             self.lanes.close()
 

@@ -9,13 +9,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from commlib.ddp.agree import check_agreement
 from commlib.embrace.bag import ShardedEmbeddingBag
 from commlib.embrace.build import check_table
 from commlib.embrace.columns import gather_columns
 from commlib.embrace.embedding import ShardedEmbedding
-from commlib.embrace.exchange import Exchange, Op, WireName, as_group, check_options
+from commlib.embrace.exchange import Exchange, Op, WireName, check_options
+from commlib.embrace.ranks import TransportName, find_ranks
 from commlib.embrace.replicas import ignore_shards
+from commlib.frontend.agree import check_agreement
 
 Filter = Callable[[str, nn.Module], bool]
 Embedding = nn.Embedding | nn.EmbeddingBag
@@ -30,6 +31,7 @@ def shard(
     model: nn.Module,
     *,
     group: dist.ProcessGroup | None = None,
+    transport: TransportName = "c10d",
     op: Op = "mean",
     wire: WireName | None = None,
     min_bytes: int = 0,
@@ -47,6 +49,8 @@ def shard(
     Args:
         model: On every rank the same, before DDP.
         group: The ranks; the default group where None. The one that DDP will use.
+        transport: "c10d", or "horovod": Horovod's ranks and collectives. torch.distributed is
+            then initialised on the same ranks, if it is not, for what `state_dict` holds.
         op: What becomes of the ranks' gradients: their mean, as in DDP, or their sum.
         wire: "bf16" or "fp16": rows and gradients travel so, sums stay fp32. Half the bytes.
         min_bytes: Leave smaller tables to DDP. Each partitioned table costs a lookup two
@@ -65,16 +69,16 @@ def shard(
 
     Source: EmbRace, hybrid communication.
     """
-    group = as_group(group)
+    group, peers = find_ranks(group, transport)
     options = {"op": op, "wire": wire, "timeout_s": timeout_s, "sparse": sparse}
     try:
         check_options(op, wire, timeout_s)
         chosen = _choose(model, min_bytes, filter)
     except Exception as mistake:  # whatever it is, the other ranks must not wait for this one
-        check_agreement({}, group, mistake)
+        check_agreement({}, peers, mistake)
         raise
-    check_agreement(_facts(options, chosen), group)
-    exchange = Exchange(group, op=op, wire=wire, timeout_s=timeout_s)
+    check_agreement(_facts(options, chosen), peers)
+    exchange = Exchange(group, transport=transport, op=op, wire=wire, timeout_s=timeout_s)
     new: dict[nn.Module, nn.Module] = {}
     for name, table in chosen.items():
         if isinstance(table, nn.Embedding):

@@ -15,9 +15,10 @@ from commlib.collectives.requests import Broadcast, Protocol, T
 from commlib.embrace import optim, replicas
 from commlib.embrace.columns import Columns, column_widths
 from commlib.embrace.priority import LOOKUP
+from commlib.embrace.ranks import TransportName, find_ranks
 from commlib.embrace.source import RowSource, SynchronousRows
 from commlib.errors import CommError
-from commlib.schedule import Lane, open_lane
+from commlib.schedule import Lane
 
 if TYPE_CHECKING:
     from commlib.embrace.table import ShardedTable
@@ -37,6 +38,7 @@ class Exchange:
 
     Args:
         group: Process group; the default one where None. Use the group of the model's DDP.
+        transport: "c10d", or "horovod": what carries the bytes, see `shard`.
         op: What becomes of the ranks' gradients: their mean, as in DDP, or their sum.
         wire: Dtype in which rows and gradients of wider tables travel; None for their own. Less
             bytes, and one rounding each way; sums stay fp32.
@@ -60,16 +62,17 @@ class Exchange:
         self,
         group: dist.ProcessGroup | None = None,
         *,
+        transport: TransportName = "c10d",
         op: Op = "mean",
         wire: WireName | None = None,
         timeout_s: float = 300.0,
     ) -> None:
         check_options(op, wire, timeout_s)
-        self.group = as_group(group)
+        self.group, peers = find_ranks(group, transport)
         self.op: Op = op
         self.wire: WireName | None = wire
         self.timeout_s = timeout_s
-        self.rank, self.num_ranks = self.group.rank(), self.group.size()
+        self.rank, self.num_ranks = peers.rank, peers.num_ranks
         self.mesh = DeviceMesh.from_group(self.group, "cpu")
         self.tables: weakref.WeakSet[ShardedTable] = weakref.WeakSet()
         self.source: RowSource = SynchronousRows(self)
@@ -79,17 +82,15 @@ class Exchange:
         self.ids: Lane | None = None
         self.rows: Lane | None = None
         if self.num_ranks > 1:
-            ranks = dist.get_process_group_ranks(self.group)
-            self.rows = open_lane(
+            self.rows = peers.open_lane(
                 "embrace.rows",
-                ranks,
                 timeout_s,
                 slice_bytes=_SLICE_BYTES,
                 credit_bytes=_CREDIT_BYTES,
             )
             # One board: a rank that failed in one lane will not come to the other.
-            board = self.rows.transport.board
-            self.ids = open_lane("embrace.ids", ranks, timeout_s, board)
+            board = self.rows.transport.blame.board
+            self.ids = peers.open_lane("embrace.ids", timeout_s, board)
         optim.watch_optimizers()
         replicas.watch_modules()
 
@@ -162,22 +163,6 @@ class Exchange:
             "partitioned tables cannot be pickled, they are tied to their process group: save"
             " state_dict() with torch.distributed.checkpoint, or embrace.unshard(model) first"
         )
-
-
-def as_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
-    """The group, or the default one.
-
-    Raises:
-        ValueError: torch.distributed is not initialised, or this rank is not in the group.
-    """
-    if not dist.is_available() or not dist.is_initialized():
-        raise ValueError(
-            "no process group: call torch.distributed.init_process_group before sharding tables"
-        )
-    group = dist.group.WORLD if group is None else group
-    if not isinstance(group, dist.ProcessGroup):
-        raise ValueError(f"rank {dist.get_rank()} is not in the group that was given")
-    return group
 
 
 def check_options(op: Op, wire: WireName | None, timeout_s: float) -> None:

@@ -20,8 +20,6 @@ from typing import Any
 from torch import Tensor
 
 from commlib._C import Scheduler
-from commlib.collectives.c10d import C10dTransport
-from commlib.collectives.carried import expand
 from commlib.collectives.requests import (
     Later,
     Request,
@@ -30,6 +28,7 @@ from commlib.collectives.requests import (
     request_bytes,
     started,
 )
+from commlib.collectives.transport import Transport
 from commlib.schedule.task import Call, Flight, Task
 
 
@@ -44,7 +43,7 @@ class Engine:
     Source: ours.
     """
 
-    def __init__(self, transport: C10dTransport, scheduler: Scheduler, slice_bytes: int) -> None:
+    def __init__(self, transport: Transport, scheduler: Scheduler, slice_bytes: int) -> None:
         self.transport = transport
         self._scheduler = scheduler
         self._slice_bytes = slice_bytes
@@ -82,7 +81,7 @@ class Engine:
         while (unit := self._scheduler.next(0.0)) is not None:
             self.issue(*unit)
             self._begin_urgent()
-        landed = [flight for flight in self._flying if flight.landed()]
+        landed = [flight for flight in self._flying if flight.exchange.landed()]
         if landed:
             self._finish(min(landed, key=lambda flight: flight.call.task.priority))
         elif self._answered and (self._flying or not self._new):
@@ -98,6 +97,11 @@ class Engine:
         """Whether something is under way."""
         return bool(self._flying)
 
+    @property
+    def polls(self) -> bool:
+        """Whether something is under way of whose arrival nobody tells."""
+        return any(flight.polled for flight in self._flying)
+
     def look_around(self) -> None:
         """Nothing has arrived for a while: raise if the oldest slice is overdue or lost."""
         if self._flying:
@@ -111,10 +115,9 @@ class Engine:
         assert call.carried is not None
         self.current = call.task
         exchange = self.transport.start(call.request, call.carried, slice_idx, num_slices)
-        arrival = None if exchange.gate is None else exchange.gate.get_future()
-        self._flying.append(Flight(call, slice_idx, exchange, time.monotonic(), arrival))
-        if arrival is not None:
-            arrival.add_done_callback(self._wake)
+        flight = Flight(call, slice_idx, exchange, time.monotonic())
+        self._flying.append(flight)
+        flight.polled = not exchange.when_landed(self._scheduler.wake)
         if slice_idx == 0:
             call.num_left = num_slices
         if slice_idx == num_slices - 1:
@@ -122,10 +125,6 @@ class Engine:
         if call.later:
             call.later = False
             self._answered.append((call.task, Ticket(call.asked, _refuse)))
-
-    def _wake(self, future: object) -> None:
-        """Called by a thread of Gloo's."""
-        self._scheduler.wake()
 
     def _begin_urgent(self) -> None:
         """Begin new tasks that are more urgent than what is about to be issued."""
@@ -170,7 +169,7 @@ class Engine:
     def _call(self, task: Task, request: Request, later: bool) -> Call:
         rank, num_ranks = self.transport.rank, self.transport.num_ranks
         check_request(request, rank, num_ranks)
-        inner = expand(request, rank, num_ranks)
+        inner = self.transport.expand(request)
         first = request if inner is None else next_of(inner, None)
         call = Call(task, request, later, inner, first)
         if later:
@@ -191,7 +190,7 @@ class Engine:
         call = flight.call
         self.current = call.task
         self._flying.remove(flight)
-        self.transport.finish(call.request, flight.exchange)
+        self.transport.finish(call.request, flight.exchange, call.carried)
         self._scheduler.done(call.request.name, flight.slice_idx)
         call.num_left -= 1
         if call.num_left > 0:

@@ -20,8 +20,8 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeAlias
 
 from commlib._C import Scheduler
-from commlib.collectives.c10d import C10dTransport
 from commlib.collectives.requests import Protocol, T
+from commlib.collectives.transport import Transport
 from commlib.collectives.usage import Usage
 from commlib.errors import CommError
 from commlib.schedule.engine import Engine
@@ -34,6 +34,7 @@ LogEntry: TypeAlias = tuple[str, int, int, int, int, float, float, float]
 _IDLE_S = 3_600.0
 _LOOK_AROUND_S = 0.5
 _CLOSING_S = 0.05
+_POLL_S = 0.0005
 
 
 class Lane:
@@ -42,7 +43,8 @@ class Lane:
     Args:
         name: Names the thread.
         transport: A transport that nobody else uses.
-        control: File descriptors of the control connections; the lane owns them.
+        control: File descriptors of the control connections; the lane owns them. None are needed
+            where requests match by name.
         slice_bytes: Requests that send more are cut into slices of about this size, between
             which a more urgent one may go. Less lets it go sooner; more costs less per byte.
         credit_bytes: Bytes under way at a time. Less leaves more to the order, more fills a link
@@ -63,7 +65,7 @@ class Lane:
     def __init__(
         self,
         name: str,
-        transport: C10dTransport,
+        transport: Transport,
         control: list[int],
         *,
         slice_bytes: int = SLICE_BYTES,
@@ -71,9 +73,10 @@ class Lane:
     ) -> None:
         self.name = name
         self.transport = transport
+        # Where requests match by name, each rank goes by its own order.
         self._scheduler = Scheduler(
-            rank=transport.rank,
-            num_ranks=transport.num_ranks,
+            rank=transport.rank if transport.ordered else 0,
+            num_ranks=transport.num_ranks if transport.ordered else 1,
             fds=control,
             credit_bytes=credit_bytes,
             timeout_s=transport.timeout_s,
@@ -84,6 +87,7 @@ class Lane:
         self._lock = threading.Lock()  # of the inbox, against a lane that ends
         self._thread: threading.Thread | None = None
         self._closing = False
+        self._looked_s = 0.0
         _open_lanes.add(self)
 
     @property
@@ -181,13 +185,22 @@ class Lane:
                 if unit is not None:
                     self._engine.issue(*unit)
                 elif self._scheduler.failure is not None or time.monotonic() >= start + patience_s:
-                    self._watch()
-                    self._engine.look_around()
+                    self._look_around()
         except BaseException as error:
             self._fail(error)
 
+    def _look_around(self) -> None:
+        now = time.monotonic()
+        if now < self._looked_s + _LOOK_AROUND_S and self._engine.polls:
+            return
+        self._looked_s = now
+        self._watch()
+        self._engine.look_around()
+
     def _patience_s(self) -> float:
         """How long to sleep; what comes in wakes the thread before."""
+        if self._engine.polls:
+            return _POLL_S
         if self._closing:
             return _CLOSING_S
         return _LOOK_AROUND_S if self._engine.waits else _IDLE_S
@@ -209,11 +222,11 @@ class Lane:
         if failure is not None:
             rank, text = failure
             if rank == self.rank:
-                self.transport.fail(f"it {text}")
+                self.transport.blame.fail(f"it {text}")
             else:  # another lane may know better why
-                known = self.transport.reasons().get(rank)
+                known = self.transport.blame.reasons().get(rank)
                 text = text if known is None else f"failed: {known}"
-                self.transport.answer_roll_call(f"rank {rank} {text}")
+                self.transport.blame.answer_roll_call(f"rank {rank} {text}")
             raise CommError(f"rank {rank} {text}", rank=self.rank, request=self._oldest())
 
     def _oldest(self) -> str | None:
@@ -226,7 +239,7 @@ class Lane:
         request = at_fault.name if at_fault is not None else self._oldest()
         text = f"{type(error).__name__}: {error}"
         if self.transport.failed is None and self._scheduler.failure is None:  # nobody knows yet
-            self.transport.fail(f"'{request}' raised {text}")
+            self.transport.blame.fail(f"'{request}' raised {text}")
             self._scheduler.fail(f"failed: '{request}' raised {text}")
         with self._lock:
             if self.transport.failed is None:

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 from torch.distributed import distributed_c10d
 
+from commlib.collectives.blame import Blame
 from commlib.collectives.board import Board
 from commlib.collectives.c10d import C10dTransport
 from commlib.schedule.control import connect
@@ -59,7 +60,7 @@ def open_lane(
         timedelta(seconds=timeout_s + _MARGIN_S),
     )
     board = board or Board.open(store, name, tuple(ranks), rank)
-    transport = C10dTransport(cast(dist.ProcessGroup, group), board, timeout_s)
+    transport = C10dTransport(cast(dist.ProcessGroup, group), Blame(board, rank), timeout_s)
     control = connect(store, name, rank, len(ranks), timeout_s)
     return Lane(
         f"commlib.{lane}", transport, control, slice_bytes=slice_bytes, credit_bytes=credit_bytes

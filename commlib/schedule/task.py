@@ -7,12 +7,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from commlib.collectives.carried import Carried
-from commlib.collectives.exchange import Exchange
 from commlib.collectives.requests import Protocol, Request
+from commlib.collectives.transport import Flying, Prepared
 from commlib.collectives.usage import Usage
 
 
@@ -67,7 +65,7 @@ class Call:
     later: bool
     inner: Protocol[Tensor] | None
     request: Request
-    carried: Carried | None = None
+    carried: Prepared | None = None
     answer: Tensor | None = None
     awaited: bool = False
     num_left: int = 0
@@ -77,16 +75,11 @@ class Call:
 class Flight:
     """A slice on its way, since `start_s` on `time.monotonic`'s clock.
 
-    `arrival` is the future of the exchange's gate. Gloo completes it before its work says so, and
-    only the future's callbacks wake the lane.
+    `polled` where nobody wakes the lane when it arrives.
     """
 
     call: Call
     slice_idx: int
-    exchange: Exchange
+    exchange: Flying
     start_s: float
-    arrival: torch.futures.Future[Any] | None
-
-    def landed(self) -> bool:
-        """Whether every rank has come to it; long parts may still be arriving."""
-        return self.arrival is None or self.arrival.done()
+    polled: bool = False

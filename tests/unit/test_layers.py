@@ -11,6 +11,7 @@ ROOT = Path(commlib.__file__).parent
 LAYERS = [  # from the top; what stands in one line may import each other
     {"cli"},
     {"ddp", "horovod", "embrace", "clip", "parallel", "svm"},
+    {"frontend"},
     {"reducers", "schedule"},
     {"collectives", "topology"},
     {"stats", "route", "rows", "errors", "ops", "_fake"},

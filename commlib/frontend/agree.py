@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch.distributed as dist
+from commlib.schedule.peers import Peers
 
 
 def check_agreement(
-    facts: Mapping[str, Any], group: dist.ProcessGroup, mistake: Exception | None = None
+    facts: Mapping[str, Any], peers: Peers, mistake: Exception | None = None
 ) -> None:
-    """Compare `facts` over the ranks of `group`; collective.
+    """Compare `facts` over the ranks of `peers`; collective.
 
     Args:
         facts: What must be equal, by a name that the user knows it by.
-        group: The process group.
+        peers: The ranks.
         mistake: What this rank found wrong by itself. It is raised only after the others know, who
             would else wait for a rank that gave up.
 
@@ -26,9 +26,8 @@ def check_agreement(
 
     Source: ours (grace #7 is the failure it prevents).
     """
-    told: list[Any] = [None] * group.size()
     text = None if mistake is None else f"{type(mistake).__name__}: {mistake}"
-    dist.all_gather_object(told, (dict(facts), text), group=group)
+    told = peers.gather("facts", (dict(facts), text))
     if mistake is not None:
         raise mistake
     for rank, (_, theirs) in enumerate(told):

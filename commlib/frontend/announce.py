@@ -1,9 +1,9 @@
 """Index rounds ahead of time: ids are known in the forward pass, values only in the backward.
 
-Embedding modules report their ids as they are looked up. When DDP's forward ends, and gradients
-will be synchronised, one index round a table starts on the index lane, always in the same order
-of tables, and runs under the loss and the backward pass. Under `no_sync` ids pile up instead. A
-rank without a forward pass (a joined one) announces what its gradient has once it is there.
+Embedding modules report their ids as they are looked up. When a frontend says so, one index round a
+table starts on the index lane, always in the same order of tables, and runs under what is left of
+the forward and backward pass. Until then ids pile up. A rank without a forward pass (a joined one)
+announces what its gradient has once it is there.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
 from commlib import ops
 from commlib.collectives.requests import Protocol
 from commlib.collectives.usage import Usage
-from commlib.ddp.tables import Table
+from commlib.frontend.tables import Table
 from commlib.reducers.index import Index, first_slot, index_round
 from commlib.schedule import Lane
 
@@ -47,10 +46,10 @@ class _Lookups:
 
 
 class Announcer:
-    """Watches the tables of one DDP instance.
+    """Watches the tables of one model.
 
     Args:
-        ddp: The DDP instance.
+        trains: Whether the model is in training mode, so that lookups count.
         lane: The index lane.
         tables: The tables, in the order that every rank uses; announced are those with modules.
         wanted: Whether a table's announcements are still in use; the same on every rank.
@@ -60,12 +59,12 @@ class Announcer:
 
     def __init__(
         self,
-        ddp: DistributedDataParallel,
+        trains: Callable[[], bool],
         lane: Lane,
         tables: Mapping[str, Table],
         wanted: Callable[[str], bool],
     ) -> None:
-        self._ddp = ddp
+        self._trains = trains
         self._lane = lane
         self._wanted = wanted
         self._lookups = {
@@ -73,7 +72,7 @@ class Announcer:
             for name, table in tables.items()
             if table.modules
         }
-        self._handles: list[RemovableHandle] = [ddp.register_forward_hook(self._after_forward)]
+        self._handles: list[RemovableHandle] = []
         for name, table in tables.items():
             for module in table.modules:
                 watch = _Watch(self, name)
@@ -98,21 +97,20 @@ class Announcer:
         lookups.ids.clear()
         return future or self._submit(lookups, rows)
 
+    def announce(self) -> None:
+        """Start the index round of every table with the ids that were looked up so far."""
+        for name, lookups in self._lookups.items():
+            if self._wanted(name):
+                looked_up = _unique(list(lookups.ids), lookups.table.shape[0])
+                lookups.future = self._submit(lookups, looked_up)
+
     def record(self, name: str, ids: Tensor, padding: int | None) -> None:
         """Note ids that were looked up, if their gradient may be reduced."""
-        if self._ddp.training and torch.is_grad_enabled() and self._wanted(name):
+        if self._trains() and torch.is_grad_enabled() and self._wanted(name):
             lookups, drop = self._lookups[name], -1 if padding is None else padding
             if len(lookups.ids) >= MAX_LOOKUPS:  # forward passes that no backward pass follows
                 lookups.ids[:] = [(_unique(list(lookups.ids), lookups.table.shape[0])(), -1)]
             lookups.ids.append((ids.detach().clone(), drop))
-
-    def _after_forward(self, ddp: nn.Module, inputs: object, output: object) -> None:
-        # Not in evaluation mode: one rank may evaluate alone, with gradients left on.
-        if ddp.training and torch.is_grad_enabled() and self._ddp.require_backward_grad_sync:
-            for name, lookups in self._lookups.items():
-                if self._wanted(name):
-                    looked_up = _unique(list(lookups.ids), lookups.table.shape[0])
-                    lookups.future = self._submit(lookups, looked_up)
 
     def _submit(self, lookups: _Lookups, ids: Callable[[], Tensor]) -> Future[Announced]:
         name = f"{lookups.table.name}@{lookups.num_rounds}.announce"
