@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from commlib import ddp, embrace, reducers, topology
+    from commlib import ddp, embrace, horovod, reducers, topology
     from commlib.clip import clip_grad_norm_
     from commlib.errors import CommError
     from commlib.reducers import S2, Auto, Minimal
@@ -30,6 +30,7 @@ __all__ = [
     "clip_grad_norm_",
     "ddp",
     "embrace",
+    "horovod",
     "reducers",
     "topology",
 ]
@@ -43,7 +44,7 @@ _HOMES = {
     "Link": "commlib.topology",
     "SparseRows": "commlib.rows",
 }
-_MODULES = ("ddp", "embrace", "reducers", "topology")
+_MODULES = ("ddp", "embrace", "horovod", "reducers", "topology")
 
 
 def __getattr__(name: str) -> Any:

@@ -35,4 +35,4 @@ class CommError(RuntimeError):
         """The same, of this request, where it names none."""
         if self.request is not None:
             return self
-        return CommError(self.reason, rank=self.rank, request=request, remedy=self.remedy)
+        return type(self)(self.reason, rank=self.rank, request=request, remedy=self.remedy)

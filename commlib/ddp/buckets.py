@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 
@@ -70,10 +69,3 @@ def split_bucket(
 
 def _offset(gradient: Tensor, buffer: Tensor) -> int:
     return int(gradient.storage_offset()) - int(buffer.storage_offset())
-
-
-def sparse_result(indices: Tensor, values: Tensor, shape: torch.Size) -> Tensor:
-    """A coalesced sparse COO gradient."""
-    return torch.sparse_coo_tensor(
-        indices.unsqueeze(0), values, tuple(shape), is_coalesced=True, check_invariants=False
-    )

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from commlib.reducers import ReducerState
+from commlib.frontend.saved import as_saved, check_residual, from_saved
 
 if TYPE_CHECKING:
     from commlib.ddp.state import State
@@ -19,10 +18,7 @@ def save(state: State) -> dict[str, Any]:
     return {
         **_layout(state),
         "density": state.density.state_dict(),
-        "tables": {
-            name: {field.name: getattr(entry, field.name) for field in fields(ReducerState)}
-            for name, entry in state.reducer_states.items()
-        },
+        "tables": {name: as_saved(entry) for name, entry in state.reducer_states.items()},
     }
 
 
@@ -46,9 +42,7 @@ def load(state: State, saved: Mapping[str, Any]) -> None:
     _check_tables(state, saved)
     state.tables.update(state.density.load_state_dict(saved["density"]))
     for name, entry in saved["tables"].items():
-        residual = entry["residual"]
-        kept = None if residual is None else residual.clone()
-        state.reducer_states[name] = ReducerState(**{**entry, "residual": kept})
+        state.reducer_states[name] = from_saved(entry)
 
 
 def _layout(state: State) -> dict[str, Any]:
@@ -71,10 +65,5 @@ def _check_tables(state: State, saved: Mapping[str, Any]) -> None:
             f" lacks {sorted(known - theirs)}: load it into the same model"
         )
     for name, entry in saved["tables"].items():
-        residual = entry["residual"]
         shape = state.tables[name].shape if name in state.tables else state.density.shape(name)
-        if residual is not None and tuple(residual.shape) != shape:
-            raise ValueError(
-                f"the checkpoint's residual of {name!r} is {tuple(residual.shape)}, the table"
-                f" {shape}: load it into the same model"
-            )
+        check_residual(name, entry, shape)

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 
-from commlib import ops
 from commlib.collectives.requests import AllReduce, Protocol
 from commlib.collectives.usage import Usage
-from commlib.ddp.buckets import DensePart, TablePart, sparse_result, split_bucket
+from commlib.ddp.buckets import DensePart, TablePart, split_bucket
+from commlib.frontend.results import sparse_result, write_back
 from commlib.frontend.tables import Table
-from commlib.reducers.base import Reduced, ReducerState
+from commlib.reducers.base import ReducerState
 from commlib.reducers.gradient import DenseGradient, SparseGradient
 from commlib.stats import Record, now_s
 
@@ -54,10 +54,7 @@ class Jobs:
         table = self._state.tables.get(name) or Table(name, (shape[0], shape[1:].numel()))
         self._state.reducer_states.setdefault(name, ReducerState())
 
-        def result(reduced: Reduced) -> Tensor:
-            rows = reduced.to_rows()
-            return sparse_result(rows.indices, rows.values, shape)
-
+        result = partial(sparse_result, shape=shape)
         return self._state.table_jobs.submit(table, SparseGradient(buffer), result)
 
     def _submit_dense(self, bucket: GradBucket) -> list[Future[None]]:
@@ -67,8 +64,8 @@ class Jobs:
         for part in split_bucket(bucket, self._state.names, self._state.tables):
             if isinstance(part, TablePart):
                 gradient = DenseGradient(part.matrix)
-                write_back = partial(_write_back, matrix=part.matrix)
-                futures.append(self._state.table_jobs.submit(part.table, gradient, write_back))
+                put_back = partial(write_back, matrix=part.matrix)
+                futures.append(self._state.table_jobs.submit(part.table, gradient, put_back))
             else:
                 usage = Usage()
                 futures.append(
@@ -119,14 +116,6 @@ class Jobs:
         mean = yield AllReduce(name=name, tensor=sent, op="mean")
         if mean.data_ptr() != flat.data_ptr():
             flat.copy_(mean)
-
-
-def _write_back(reduced: Reduced, matrix: Tensor) -> None:
-    """Put the result into the bucket; rows outside the union are zero there already."""
-    if reduced.rows is not None:
-        ops.scatter_rows_(matrix, reduced.rows.indices, reduced.rows.values)
-    elif reduced.dense is not None and reduced.dense.data_ptr() != matrix.data_ptr():
-        matrix.copy_(reduced.dense)
 
 
 def _torch_future(

@@ -8,7 +8,7 @@ announces what its gradient has once it is there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
@@ -40,6 +40,7 @@ class _Lookups:
 
     table: Table
     slot_bytes: int
+    watched: bool = False
     num_rounds: int = 0
     ids: list[tuple[Tensor, int]] = field(default_factory=list)
     future: Future[Announced] | None = None
@@ -51,8 +52,10 @@ class Announcer:
     Args:
         trains: Whether the model is in training mode, so that lookups count.
         lane: The index lane.
-        tables: The tables, in the order that every rank uses; announced are those with modules.
+        tables: The tables, in the order that every rank uses.
         wanted: Whether a table's announcements are still in use; the same on every rank.
+        announced: Names of those that are announced, the same on every rank; where None, those
+            with modules.
 
     Source: ours.
     """
@@ -63,6 +66,7 @@ class Announcer:
         lane: Lane,
         tables: Mapping[str, Table],
         wanted: Callable[[str], bool],
+        announced: Container[str] | None = None,
     ) -> None:
         self._trains = trains
         self._lane = lane
@@ -70,13 +74,19 @@ class Announcer:
         self._lookups = {
             name: _Lookups(table, first_slot(table.shape[0]))
             for name, table in tables.items()
-            if table.modules
+            if (table.modules if announced is None else name in announced)
         }
         self._handles: list[RemovableHandle] = []
         for name, table in tables.items():
             for module in table.modules:
-                watch = _Watch(self, name)
-                self._handles.append(module.register_forward_hook(watch, with_kwargs=True))
+                self.watch(name, module)
+
+    def watch(self, name: str, module: nn.Module) -> None:
+        """Note what `module` looks up in an announced table from now on."""
+        if name in self._lookups:
+            self._lookups[name].watched = True
+            watch = _Watch(self, name)
+            self._handles.append(module.register_forward_hook(watch, with_kwargs=True))
 
     def close(self) -> None:
         """Stop watching."""
@@ -98,9 +108,9 @@ class Announcer:
         return future or self._submit(lookups, rows)
 
     def announce(self) -> None:
-        """Start the index round of every table with the ids that were looked up so far."""
+        """Start the index round of every watched table with the ids looked up so far."""
         for name, lookups in self._lookups.items():
-            if self._wanted(name):
+            if lookups.watched and self._wanted(name):
                 looked_up = _unique(list(lookups.ids), lookups.table.shape[0])
                 lookups.future = self._submit(lookups, looked_up)
 
