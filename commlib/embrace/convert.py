@@ -69,7 +69,7 @@ def shard(
 
     Source: EmbRace, hybrid communication.
     """
-    group, peers = find_ranks(group, transport)
+    _, peers = find_ranks(group, transport)
     options = {"op": op, "wire": wire, "timeout_s": timeout_s, "sparse": sparse}
     try:
         check_options(op, wire, timeout_s)

@@ -148,7 +148,11 @@ class Adapter:
         return self._state.settled and self._epoch is epoch()
 
     def _sparse(self) -> set[str]:
-        return {self._names[p] for p in self._ordered if p.grad is not None and p.grad.is_sparse}
+        return {
+            self._names[p]
+            for p in self._ordered
+            if p not in self._shards and p.grad is not None and p.grad.is_sparse
+        }
 
     def _set_tables(self) -> None:
         """Leave to Horovod what are no tables, and give each table a group of its own."""

@@ -9,6 +9,7 @@ from typing import Any
 import horovod.torch as hvd
 import torch
 
+from commlib.embrace.columns import columns_of
 from commlib.horovod import elastic
 from commlib.horovod.adapter import Adapter, is_elastic, parameter_names
 from commlib.horovod.options import Options
@@ -135,11 +136,13 @@ def _check(optimizer: torch.optim.Optimizer, op: int, sparse_as_dense: bool) -> 
 def _by_name(
     wrapped: Any, named_parameters: Iterable[tuple[str, Any]] | None
 ) -> dict[str, torch.nn.Parameter]:
-    """The optimizer's parameters that are trained, in order of definition where it is known."""
+    """What ranks hold copies of and train, in order of definition where it is known."""
     names = parameter_names(wrapped)
     own = {id(p) for group in wrapped.param_groups for p in group["params"]}
     order = named_parameters or [(name, p) for p, name in names.items()]
-    return {name: p for name, p in order if p.requires_grad and id(p) in own}
+    return {
+        name: p for name, p in order if p.requires_grad and id(p) in own and columns_of(p) is None
+    }
 
 
 def _agree(

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from commlib.embrace.table import ShardedTable
 
@@ -26,6 +27,19 @@ def tables_of(root: nn.Module) -> list[ShardedTable]:
     if any(table.exchange is not tables[0].exchange for table in tables):
         raise ValueError("the tables do not share an exchange: shard them in one call")
     return tables
+
+
+def check_optimizer(optimizer: Optimizer) -> None:
+    """Refuse an optimizer that reduces gradients itself.
+
+    Raises:
+        ValueError: It is Horovod's distributed one.
+    """
+    if hasattr(optimizer, "skip_synchronize"):
+        raise ValueError(
+            "the schedule reduces all gradients itself: pass it the optimizer that"
+            " DistributedOptimizer was made from, or leave the schedule out"
+        )
 
 
 def check_wrapped(model: nn.Module, tables: Iterable[ShardedTable]) -> None:

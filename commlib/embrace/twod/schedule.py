@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from commlib.embrace.optim import attach
-from commlib.embrace.twod.accepts import check_wrapped, tables_of
+from commlib.embrace.twod.accepts import check_optimizer, check_wrapped, tables_of
 from commlib.embrace.twod.blocks import BLOCK_BYTES, Blocks
 from commlib.embrace.twod.finder import IdsOf
 from commlib.embrace.twod.lookahead import Ahead, Lookahead
@@ -90,6 +90,7 @@ class Schedule(Generic[B]):
         self._loader = loader
         self._model = model
         self._root = model.module if isinstance(model, DistributedDataParallel) else model
+        check_optimizer(optimizer)
         self._optimizer = attach(optimizer)
         self._tables = tables = tables_of(self._root)
         self._exchange = tables[0].exchange
