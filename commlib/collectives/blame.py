@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from commlib.collectives.board import Board
-from commlib.collectives.requests import Request
 from commlib.errors import CommError
 
 _ROLL_CALL_S = 2.0
@@ -41,16 +40,16 @@ class Blame:
         """What other ranks say of themselves, not of their peers."""
         return {r: text for r, text in self.board.read().items() if not text.startswith(_LOST)}
 
-    def late(self, request: Request, seconds: float | None) -> CommError:
+    def late(self, request: str, seconds: float | None) -> CommError:
         """A request that is overdue, here after `seconds`, or where None on other ranks."""
         after = ", as other ranks report" if seconds is None else f" within {seconds:g} s"
         return self.lost(request, _LATE + after)
 
-    def lost(self, request: Request, why: str) -> CommError:
+    def lost(self, request: str, why: str) -> CommError:
         """A rank that says so is at fault, else those that say nothing any more."""
         reasons = self.reasons()
         if not reasons:
-            self.answer_roll_call(f"'{request.name}': {why}")
+            self.answer_roll_call(f"'{request}': {why}")
             silent = self.board.missing(_ROLL_CALL_S)
             reasons = self.reasons()
             if silent and not reasons:
@@ -66,5 +65,5 @@ class Blame:
             )
         return self._error(f"the connection broke ({why})", request)
 
-    def _error(self, reason: str, request: Request) -> CommError:
-        return self.kind(reason, rank=self.rank, request=request.name)
+    def _error(self, reason: str, request: str) -> CommError:
+        return self.kind(reason, rank=self.rank, request=request)

@@ -92,7 +92,7 @@ class C10dTransport:
         """
         reported = bool(self.blame.board.read())
         if reported or time.monotonic() > start_s + self.timeout_s + _GRACE_S:
-            self.failed = self.blame.late(request, None if reported else self.timeout_s)
+            self.failed = self.blame.late(request.name, None if reported else self.timeout_s)
             raise self.failed
 
     def close(self) -> None:
@@ -102,5 +102,5 @@ class C10dTransport:
             del self.group
 
     def _lost(self, request: Request, why: str) -> CommError:
-        self.failed = self.blame.lost(request, why)
+        self.failed = self.blame.lost(request.name, why)
         return self.failed

@@ -180,7 +180,7 @@ class HorovodTransport:
         """Raise if another rank has failed, or a request is under way for too long."""
         reported = bool(self.blame.board.read())
         if reported or time.monotonic() > start_s + self.timeout_s + _GRACE_S:
-            self.failed = self.blame.late(request, None if reported else self.timeout_s)
+            self.failed = self.blame.late(request.name, None if reported else self.timeout_s)
             raise self.failed
 
     def close(self) -> None:
@@ -191,7 +191,7 @@ class HorovodTransport:
             )
 
     def _lost(self, request: Request, why: str) -> CommError:
-        self.failed = self.blame.lost(request, why)
+        self.failed = self.blame.lost(request.name, why)
         return self.failed
 
 

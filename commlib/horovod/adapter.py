@@ -79,6 +79,7 @@ class Adapter:
         self._ordered = sorted(optimizer._requires_update, key=lambda p: self._names[p])
         self._shards = {p for p in self._ordered if columns_of(p) is not None}
         self._tables: list[Any] = []
+        self._ours = set(self._shards)
         self._epoch: object = None
         self._announced = False
         self._allreduce = optimizer._allreduce_grad_async
@@ -114,7 +115,7 @@ class Adapter:
         """Stands for `_grouped_allreduce_grad_async`."""
         if not self._ready():
             return _LATER, None
-        if parameters[0] in self._tables or parameters[0] in self._shards:  # a group of its own
+        if parameters[0] in self._ours:  # a group of its own
             return self.allreduce(parameters[0])
         if not self._announced:
             self._announced = True
@@ -157,10 +158,10 @@ class Adapter:
     def _set_tables(self) -> None:
         """Leave to Horovod what are no tables, and give each table a group of its own."""
         tables = [p for p in self._ordered if self._names[p] in self._state.layouts]
-        if tables == self._tables and self._tables:
+        if len(tables) == len(self._tables) > 0:
             return
         self._tables = tables
-        ours = {*tables, *self._shards}
+        ours = self._ours = {*tables, *self._shards}
         optimizer = self._optimizer
         optimizer._requires_update -= ours
         if optimizer._groups is not None:
@@ -192,6 +193,10 @@ class Adapter:
 
     def _wait_politely(self) -> None:
         """Horovod's own wait keeps a core busy, which other ranks of a host may need."""
-        for handle, _ in self._optimizer._handles.values():
+        deadline = time.monotonic() + self._state.options.timeout_s
+        for key, (handle, _) in self._optimizer._handles.items():
             while isinstance(handle, int) and not hvd.poll(handle):
+                if time.monotonic() > deadline:
+                    first = key[0] if isinstance(key, tuple) else key
+                    raise self._state.late(self._names[first])
                 time.sleep(_POLL_S)

@@ -69,7 +69,8 @@ class State:
         self.layouts: dict[str, Layout] = {}
         self.settled = False
         self.reducer_states: dict[str, ReducerState] = {}
-        self.recorder = Recorder(max(0, options.process_set.rank() or 0), trace)
+        process_set = options.process_set
+        self.recorder = Recorder(process_set.rank() if process_set.included() else 0, trace)
         self._names = {id(p): name for name, p in self.parameters.items()}
         self._discovery: Discovery | None = None
         self._open: _Open | None = None
@@ -246,6 +247,11 @@ class State:
             raise CommError(
                 f"no result within {4 * self.options.timeout_s:g} s", request=name
             ) from None
+
+    def late(self, name: str) -> CommError:
+        """The error of a dense gradient that is overdue; finds out which rank did not come."""
+        assert self._open is not None
+        return self._open.lanes.data.transport.blame.late(name, self.options.timeout_s)
 
     # What users call.
 
