@@ -31,6 +31,7 @@ def find_ranks(
         return group, GroupPeers(group)
     if group is not None:
         raise ValueError('transport="horovod" takes all of Horovod\'s ranks: leave group out')
+    import commlib.horovod  # noqa: F401  # its error says how to install Horovod
     from commlib.schedule.horovod import HorovodPeers
     from commlib.schedule.horovod_group import default_group
 
