@@ -10,11 +10,13 @@ import horovod.torch as hvd
 import torch
 
 from commlib.embrace.columns import columns_of
+from commlib.frontend.agree import check_agreement
 from commlib.horovod import elastic
 from commlib.horovod.adapter import Adapter, is_elastic, parameter_names
 from commlib.horovod.options import Options
 from commlib.horovod.state import State
 from commlib.reducers import Reducer, as_reducer
+from commlib.schedule.horovod import HorovodPeers
 from commlib.topology import Link
 
 _global = hvd.global_process_set
@@ -148,9 +150,6 @@ def _by_name(
 def _agree(
     state: State | None, process_set: hvd.ProcessSet, wrapped: Any, mistake: Exception | None
 ) -> None:
-    from commlib.frontend.agree import check_agreement
-    from commlib.schedule.horovod import HorovodPeers
-
     facts: dict[str, Any] = {}
     if state is not None:
         options = state.options

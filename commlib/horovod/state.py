@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from commlib.errors import CommError
-from commlib.frontend.agree import check_agreement
 from commlib.frontend.announce import Announcer
 from commlib.frontend.lanes import Lanes
 from commlib.frontend.results import sparse_result, write_back
@@ -78,15 +77,6 @@ class State:
         atexit.register(self.write_trace)
 
     # Opening, and agreeing on what the tables are.
-
-    def check(self, facts: Mapping[str, Any], mistake: Exception | None = None) -> None:
-        """Compare the arguments over the ranks; collective.
-
-        Raises:
-            ValueError: They differ, or another rank's are wrong.
-            Exception: `mistake`.
-        """
-        check_agreement(facts, HorovodPeers(self.options.process_set), mistake)
 
     def open(self) -> None:
         """Open lanes on the ranks of now, and take over what rank 0 knows; collective.
