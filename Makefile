@@ -13,7 +13,7 @@ SANITIZERS := thread address,undefined
 # ThreadSanitizer does not start where addresses are randomised more than it expects.
 FIXED_ADDRESSES := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 
-.PHONY: all demo test test-native lint format clean
+.PHONY: all demo horovod test test-native lint format clean
 
 all: $(VENV)/.built
 
@@ -27,10 +27,18 @@ $(VENV)/.built: $(VENV)/.installed setup.py $(CSRC)
 	$(PY) -m pip install --quiet --no-build-isolation --no-deps --editable .
 	touch $@
 
+$(VENV)/.horovod: $(VENV)/.built
+	$(PY) -m pip install --quiet --group horovod
+	$(VENV)/bin/commlib install-horovod
+	touch $@
+
+# Two minutes on two cores the first time, then from the user's cache.
+horovod: $(VENV)/.horovod
+
 demo: $(VENV)/.built
 	$(VENV)/bin/commlib demo $(DEMO_ARGS)
 
-test: $(VENV)/.built test-native
+test: $(VENV)/.horovod test-native
 	$(PY) -m pytest $(PYTEST_ARGS)
 
 test-native:

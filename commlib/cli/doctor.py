@@ -19,8 +19,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from commlib.cli import checkout
+from commlib.cli.horovod.installed import find_horovod
 from commlib.cli.ping import ping
 
+_INSTALL_HOROVOD = "commlib install-horovod"
 _MARKS = {True: "[green]yes[/green]", False: "[yellow]no[/yellow]", None: ""}
 
 
@@ -62,7 +64,6 @@ def find_installed() -> list[Finding]:
         _find_torch(),
         _find_cuda(),
         _find_tool("nvcc", "only needed to build CUDA kernels ahead of time"),
-        _find_package("horovod", "pip install '.[horovod]'"),
         _find_package("cupy", "pip install '.[cupy12]' or '.[cupy13]'"),
     ]
 
@@ -89,7 +90,7 @@ def find_transports() -> list[Finding]:
     return [
         Finding("gloo", dist.is_gloo_available(), ""),
         Finding("nccl", dist.is_nccl_available(), "" if dist.is_nccl_available() else "no CUDA"),
-        _found("horovod", _import_error("horovod.torch")),
+        _find_horovod(),
         Finding("interfaces", None, note),
     ]
 
@@ -151,6 +152,14 @@ def _find_tool(name: str, note: str) -> Finding:
     done = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
     lines = [line for line in done.stdout.splitlines() if "release" in line]
     return Finding(name, done.returncode == 0, (lines or [path])[0].strip())
+
+
+def _find_horovod() -> Finding:
+    there = find_horovod()
+    if there is None:
+        return Finding("horovod", False, f"not installed: {_INSTALL_HOROVOD}")
+    remedy = "" if there.works else f"; to build it for this torch: {_INSTALL_HOROVOD}"
+    return Finding("horovod", there.works, there.describe() + remedy)
 
 
 def _find_package(name: str, hint: str) -> Finding:

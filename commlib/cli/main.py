@@ -1,4 +1,4 @@
-"""`commlib demo | bench | doctor`."""
+"""`commlib demo | bench | doctor | install-horovod`."""
 
 from __future__ import annotations
 
@@ -90,6 +90,39 @@ def doctor() -> None:
     from commlib.cli.doctor import examine
 
     examine(Console())
+
+
+@app.command()
+def install_horovod(
+    mpi: Annotated[
+        bool | None,
+        typer.Option("--mpi/--no-mpi", help="With MPI. Default: where mpicxx is on PATH."),
+    ] = None,
+    nccl: Annotated[
+        bool | None,
+        typer.Option("--nccl/--no-nccl", help="With NCCL. Default: where torch can use it."),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Build anew, whatever is there already.")
+    ] = False,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Compilers at the same time. Default: one a core.")
+    ] = None,
+) -> None:
+    """Build Horovod for the torch that is here, with Gloo, and install it."""
+    from commlib.cli.horovod.error import InstallError
+    from commlib.cli.horovod.install import install
+
+    console = Console()
+    try:
+        install(console, mpi=mpi, nccl=nccl, force=force, jobs=jobs)
+    except (InstallError, OSError) as error:
+        console.print(
+            f"[red]commlib install-horovod:[/red] {escape(str(error))}",
+            highlight=False,
+            soft_wrap=True,
+        )
+        raise typer.Exit(1) from error
 
 
 if __name__ == "__main__":
