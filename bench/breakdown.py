@@ -11,7 +11,8 @@ exposed_s            step_s - compute_s: what communication adds to a step, its 
                      waits for slower ranks included.
 hidden_s             Seconds a step in which Gloo was at work while the training thread was in one
                      of torch's operators: torch's profiler, all threads, mean over ranks, of steps
-                     that are not timed. What Python does meanwhile is left out.
+                     that are not timed. What Python does meanwhile is left out. None for Horovod,
+                     whose Gloo torch's profiler does not see.
 busy_s               Seconds a step in which Gloo was at work, from the same profile.
 exposed_embedding_s  Partitioned tables only: median seconds in which the training thread waited
                      for rows and for the exchange of their gradients. Measured by itself, so with
@@ -70,13 +71,13 @@ class Breakdown:
     step_s: float
     compute_s: float
     exposed_s: float
-    hidden_s: float
+    hidden_s: float | None
     exposed_embedding_s: float | None
-    busy_s: float
+    busy_s: float | None
 
 
 def split(
-    step_s: float, compute_s: float, traffic: Traffic, exposed_embedding_s: float | None
+    step_s: float, compute_s: float, traffic: Traffic | None, exposed_embedding_s: float | None
 ) -> Breakdown:
     """Splits a step.
 
@@ -84,7 +85,7 @@ def split(
         step_s: Median seconds of a step.
         compute_s: Seconds of one that communicates nothing; where noise makes it longer than the
             step, all of the step is compute.
-        traffic: What the profiler saw.
+        traffic: What the profiler saw, if it can see it.
         exposed_embedding_s: As in the module.
     """
     compute_s = min(compute_s, step_s)
@@ -92,9 +93,9 @@ def split(
         step_s=step_s,
         compute_s=compute_s,
         exposed_s=step_s - compute_s,
-        hidden_s=min(traffic.hidden_s, compute_s),
+        hidden_s=None if traffic is None else min(traffic.hidden_s, compute_s),
         exposed_embedding_s=exposed_embedding_s,
-        busy_s=traffic.busy_s,
+        busy_s=None if traffic is None else traffic.busy_s,
     )
 
 
@@ -177,7 +178,7 @@ def plot(records: Sequence[Mapping[str, Any]], path: str | Path) -> None:
 
 def _bar(axes: Axes, idx: int, record: Mapping[str, Any], limit: float) -> None:
     compute, exposed, hidden = (
-        record[f"{part}_s"] * 1e3 for part in ("compute", "exposed", "hidden")
+        (record[f"{part}_s"] or 0.0) * 1e3 for part in ("compute", "exposed", "hidden")
     )
     tables = min((record["exposed_embedding_s"] or 0.0) * 1e3, exposed)
     widths = (compute, tables, exposed - tables)

@@ -1,4 +1,4 @@
-"""What `bench.sparse_allreduce` compares: every reducer, torch's own collectives, the baselines."""
+"""What `bench.sparse_allreduce` compares: reducers, torch's collectives, baselines, Horovod."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from bench import horovod_peer
 from bench.baselines import BASELINES, estimate_bytes
 from bench.gradients import distinct_rows, sparse_gradient, zipf_tokens
 from commlib.cli.demo.methods import Touched, dense_bytes, torch_sparse_bytes
@@ -19,8 +20,25 @@ from commlib.schedule import Lane
 from commlib.topology import Link
 
 REDUCERS = ("auto", "minimal", "allgather", "balanced", "union", "dense", "sketch", "noop")
-_TORCH_BYTES = {"torch-sparse": torch_sparse_bytes, "torch-dense": dense_bytes}
-METHODS = (*REDUCERS, *_TORCH_BYTES, *BASELINES)
+_TORCH = ("torch-sparse", "torch-dense")
+_OVER_HOROVOD = {"horovod-exact": "auto", "horovod-sketch": "sketch"}
+_HOROVOD = ("horovod-dense", "horovod-sparse", *_OVER_HOROVOD)
+METHODS = (*REDUCERS, *_TORCH, *BASELINES, *_HOROVOD)
+
+_ESTIMATES = {
+    "torch-sparse": torch_sparse_bytes,
+    "torch-dense": dense_bytes,
+    "horovod-dense": dense_bytes,
+}
+
+
+def _torch_dense(table: Tensor) -> Tensor:
+    dist.all_reduce(table)
+    return table.div_(dist.get_world_size())
+
+
+_IN_PLACE = {"torch-dense": _torch_dense, "horovod-dense": horovod_peer.reduce_dense}
+"""To the mean of a whole table."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,10 +62,19 @@ class Shape:
 
 
 class Candidates:
-    """All candidates over one process group and one input."""
+    """All candidates over one process group and one input.
 
-    def __init__(self, shape: Shape, lane: Lane, link: Link) -> None:
-        self.lane, self.link = lane, link
+    Args:
+        shape: Of the input.
+        lane: For reducers.
+        link: Its costs.
+        horovod: A lane over Horovod and its costs, where Horovod is wanted.
+    """
+
+    def __init__(
+        self, shape: Shape, lane: Lane, link: Link, horovod: tuple[Lane, Link] | None = None
+    ) -> None:
+        self.lane, self.horovod = (lane, link), horovod
         self.rank, self.num_ranks = dist.get_rank(), dist.get_world_size()
         self.gradient = shape.gradient(self.rank)
         self.states: dict[str, ReducerState] = {}
@@ -76,27 +103,27 @@ class Candidates:
             return lambda: BASELINES[name](self.gradient)
         if name == "torch-sparse":
             return self._torch_sparse
-        if name == "torch-dense":
+        if name == "horovod-sparse":
+            return lambda: horovod_peer.reduce_sparse(self.gradient)
+        if name in _IN_PLACE:
             table = self.gradient.to_dense()
-            return lambda: self._torch_dense(table)
-        reducer = as_reducer(name)
+            return lambda: _IN_PLACE[name](table)
+        reducer = as_reducer(_OVER_HOROVOD.get(name, name))
+        lane = self.horovod if name in _OVER_HOROVOD else self.lane
+        assert lane is not None
         self.states[name] = ReducerState()
-        return lambda: self._commlib(name, reducer)
+        return lambda: self._commlib(name, reducer, *lane)
 
     def _torch_sparse(self) -> Tensor:
         total = self.gradient.clone()
         dist.all_reduce(total)
         return total / self.num_ranks
 
-    def _torch_dense(self, table: Tensor) -> Tensor:
-        dist.all_reduce(table)
-        return table.div_(self.num_ranks)
-
-    def _commlib(self, name: str, reducer: Reducer) -> Tensor:
+    def _commlib(self, name: str, reducer: Reducer, lane: Lane, link: Link) -> Tensor:
         state, usage = self.states[name], Usage()
-        context = Context(name=name, rank=self.rank, num_ranks=self.num_ranks, link=self.link)
+        context = Context(name=name, rank=self.rank, num_ranks=self.num_ranks, link=link)
         protocol = reducer.protocol(SparseGradient(self.gradient), state, context)
-        reduced = self.lane.run(name, protocol, usage)
+        reduced = lane.run(name, protocol, usage)
         state.step += 1
         self.usages[name], self.reduced[name] = usage, reduced
         rows = reduced.to_rows()
@@ -106,10 +133,11 @@ class Candidates:
 
     def verified(self, name: str, call: Callable[[], Tensor]) -> bool:
         """Whether the result is the mean over ranks (for lossy ones: equal on all ranks)."""
-        result = call().to_dense() if name != "torch-dense" else self._fresh_dense()
+        fresh = _IN_PLACE.get(name)
+        result = fresh(self.gradient.to_dense()) if fresh else call().to_dense()
         if name == "noop":
             return bool(torch.isfinite(result).all())
-        if name == "sketch":
+        if _OVER_HOROVOD.get(name, name) == "sketch":
             first = result.clone()
             dist.broadcast(first, 0)
             return torch.equal(first, result)
@@ -117,15 +145,16 @@ class Candidates:
         dist.all_reduce(exact)
         return torch.allclose(result.double(), exact / self.num_ranks, rtol=1e-4, atol=1e-5)
 
-    def _fresh_dense(self) -> Tensor:
-        return self._torch_dense(self.gradient.to_dense())
-
     def bytes_per_rank(self, name: str) -> float:
         """Bytes through the busiest rank in one reduction, the larger direction."""
         if name in BASELINES:
             return estimate_bytes(name, self.touched)
-        if name in _TORCH_BYTES:
-            return _TORCH_BYTES[name](self.touched)
+        if name == "horovod-sparse":
+            num_lookups = self.gradient._nnz()
+            row_bytes = self.touched.row_bytes
+            return horovod_peer.gathered_bytes(self.num_ranks, num_lookups, row_bytes)
+        if name in _ESTIMATES:
+            return _ESTIMATES[name](self.touched)
         busiest = torch.zeros(1, dtype=torch.float64)
         usage = self.usages[name]
         busiest += max(usage.sent_bytes, usage.received_bytes)

@@ -1,4 +1,4 @@
-"""The methods of `bench.train`: the demo's, torch's compressing hooks, the baselines, EmbRace."""
+"""The methods of `bench.train`: the demo's, torch's hooks, the baselines, EmbRace, Horovod."""
 
 # No `from __future__ import annotations` here: DDP compares a hook's annotations as objects.
 import importlib
@@ -9,6 +9,7 @@ from torch._C._distributed_c10d import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from bench import horovod_drivers as horovod
 from bench.partitioned import EmbraceDriver
 from commlib.cli.demo.methods import METHODS as DEMO
 from commlib.cli.demo.methods import Method, dense_bytes
@@ -79,5 +80,25 @@ _OTHERS = (
     Method("powersgd", "DDP, PowerSGD hook", False, _attach_powersgd, powersgd_bytes, 4_096),
     *(_baseline(name) for name in BASELINES),
 )
-METHODS = DEMO | {method.name: method for method in _OTHERS}
+# Horovod's have no DDP to attach to; they need `bench/horovod_ranks.py`.
+_HOROVOD = (
+    Method(
+        "horovod-dense",
+        "Horovod, dense gradients",
+        False,
+        _attach_nothing,
+        dense_bytes,
+        driver=horovod.HorovodDriver,
+    ),
+    *(
+        Method(f"horovod-{name}", title, True, _attach_nothing, driver=driver)
+        for name, title, driver in (
+            ("sparse", "Horovod, sparse gradients", horovod.HorovodSparseDriver),
+            ("exact", "commlib exact, Horovod", horovod.HorovodExactDriver),
+            ("sketch", "commlib sketch (S2), Horovod", horovod.HorovodSketchDriver),
+            ("embrace", "EmbRace, not scheduled, Horovod", horovod.HorovodEmbraceDriver),
+        )
+    ),
+)
+METHODS = DEMO | {method.name: method for method in (*_OTHERS, *_HOROVOD)}
 """Every method by name."""

@@ -12,6 +12,7 @@ from torch import nn
 
 from commlib import embrace
 from commlib.cli.demo.driver import Driver, Step
+from commlib.embrace.ranks import TransportName
 
 
 class Meter:
@@ -56,9 +57,12 @@ class Meter:
 class EmbraceDriver(Driver):
     """Tables partitioned by columns, the rest in DDP; nothing else."""
 
+    transport: TransportName = "c10d"
+    """What carries the bytes of tables."""
+
     def wrap(self, model: nn.Module) -> nn.Module:
         """As `Driver`."""
-        model = embrace.shard(model)
+        model = embrace.shard(model, transport=self.transport)
         self.meter = Meter(model)
         return model
 

@@ -4,7 +4,8 @@
     python -m bench.sparse_allreduce --sweep --json sweep.json --plot sweep.png
 
 The input is what `nn.Embedding(sparse=True)` hands over: one row a token, repeated ids not summed.
-Results are verified against the exact mean before anything is timed.
+Results are verified against the exact mean before anything is timed. Methods named horovod-... need
+Horovod, which is initialised for them only: its background threads then run during all methods.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import torch.distributed as dist
 from rich.console import Console
 from rich.table import Table
 
-from bench import netlab
+from bench import horovod_peer, horovod_ranks, netlab
 from bench.candidates import METHODS, REDUCERS, Candidates, Shape
 from bench.harness import write_json
 from bench.ranked import interleave_ranks
@@ -32,14 +33,21 @@ from commlib.schedule import Lane, open_lane
 from commlib.topology import Link, probe_link
 
 SWEEP_METHODS = (*(name for name in REDUCERS if name not in ("sketch", "noop")), "torch-sparse")
+# What `--methods all` means: Horovod would be at work in the background of every method.
+ALL = tuple(name for name in METHODS if not horovod_ranks.wanted([name]))
 DENSITIES = (0.0001, 0.001, 0.01, 0.05, 0.2, 0.5, 1.0)
 
 
 def measure(
-    shape: Shape, methods: list[str], lane: Lane, link: Link, num_rounds: int
+    shape: Shape,
+    methods: list[str],
+    lane: Lane,
+    link: Link,
+    num_rounds: int,
+    horovod: tuple[Lane, Link] | None = None,
 ) -> list[dict[str, Any]]:
     """Verify, then time all methods side by side; the same records on every rank."""
-    bench = Candidates(shape, lane, link)
+    bench = Candidates(shape, lane, link, horovod)
     calls = {name: bench.candidate(name) for name in methods}
     verified = {name: bench.verified(name, call) for name, call in calls.items()}
     timings = interleave_ranks(calls, num_rounds=num_rounds)
@@ -72,12 +80,17 @@ def worker(args: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     lane = open_lane("bench", list(range(dist.get_world_size())), timeout_s=120.0)
     link = probe_link(lane)
-    records = []
-    for fields in json.loads(args.shapes):
-        shape = Shape(**fields)
-        records += measure(shape, args.methods.split(","), lane, link, args.rounds)
+    methods, records = args.methods.split(","), []
+    with horovod_ranks.joined(methods):
+        horovod = horovod_peer.open_lane() if horovod_ranks.wanted(methods) else None
+        for fields in json.loads(args.shapes):
+            records += measure(Shape(**fields), methods, lane, link, args.rounds, horovod)
+        if horovod is not None:
+            horovod[0].close()
     if dist.get_rank() == 0:
         about = {"ranks": dist.get_world_size(), "link": args.link, "probed": asdict(link)}
+        if horovod is not None:
+            about["probed_horovod"] = asdict(horovod[1])
         Path(args.json).write_text(json.dumps([{**record, **about} for record in records]))
     dist.barrier()
     leave()
@@ -198,7 +211,9 @@ def main() -> None:
     parser.add_argument("--dim", type=int, default=256)
     parser.add_argument("--tokens", type=int, default=2048, help="per rank")
     parser.add_argument("--zipf", type=float, default=1.0)
-    parser.add_argument("--methods", default="all", help=f"all, or some of {','.join(METHODS)}")
+    parser.add_argument(
+        "--methods", default="all", help=f"all ({','.join(ALL)}), or some of {','.join(METHODS)}"
+    )
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--sweep", action="store_true", help="density x ranks x link")
     parser.add_argument("--sweep-rows", type=int, default=32_768)
@@ -216,10 +231,11 @@ def main() -> None:
         if args.plot:
             plot(records, args.plot)
     else:
-        methods = list(METHODS) if args.methods == "all" else args.methods.split(",")
+        methods = list(ALL) if args.methods == "all" else args.methods.split(",")
         unknown = sorted(set(methods) - set(METHODS))
         if unknown:
             sys.exit(f"--methods names {unknown}; there are {', '.join(METHODS)}")
+        horovod_ranks.require(methods)
         shape = Shape(rows=args.rows, dim=args.dim, tokens=args.tokens, zipf=args.zipf)
         records = run([shape], methods, args.ranks, args.link, args.rounds)
         show(records)

@@ -9,6 +9,8 @@
 the last ten steps;
 `sparse_bytes_per_step` what a rank sends for the tables, counted where the method counts, else by
 formula; `compute_s`, `exposed_s`, `hidden_s`, `exposed_embedding_s` as `bench/breakdown.py` says.
+Methods named horovod-... need Horovod, which is initialised, beside torch.distributed, for them
+only: its background threads then run during all methods.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from bench import breakdown, harness, netlab
+from bench import breakdown, harness, horovod_ranks, netlab
 from bench.methods import METHODS, POWERSGD_START
 from bench.models import MODELS
 from commlib.cli.demo.compute import measure_compute
@@ -66,8 +68,10 @@ def train(names: Sequence[str], workload: Workload, settings: Settings, block: i
         trainer.validate()
         compute = computes[trainer.method.sparse]
         record = trainer.finish(touched, compute)
-        traffic = breakdown.measure_traffic(trainer.driver, settings.steps)
-        record["traffic"] = dataclasses.asdict(traffic)
+        record["traffic"] = None  # torch's profiler does not see Horovod at work
+        if not horovod_ranks.wanted([trainer.method.name]):
+            traffic = breakdown.measure_traffic(trainer.driver, settings.steps)
+            record["traffic"] = dataclasses.asdict(traffic)
         records.append(record)
     for trainer in trainers:
         trainer.driver.close()
@@ -79,7 +83,7 @@ def split(one: Summary, record: Record) -> breakdown.Breakdown:
     waits = [step["embedding_wait_s"] for step in timed_steps(record)]
     known = [wait_s for wait_s in waits if wait_s is not None]
     wait_s = statistics.median(known) if known else None
-    traffic = breakdown.Traffic(**record["traffic"])
+    traffic = breakdown.Traffic(**record["traffic"]) if record["traffic"] else None
     return breakdown.split(one.step_s, record["compute"]["step_s"], traffic, wait_s)
 
 
@@ -165,6 +169,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     unknown = [name for name in args.methods if name not in METHODS]
     if unknown:
         parser.error(f"no method {', '.join(unknown)}; there are {', '.join(METHODS)}")
+    horovod_ranks.require(args.methods)
     if args.warmup < POWERSGD_START and "powersgd" in args.methods:
         parser.error(f"powersgd starts after {POWERSGD_START} steps: --warmup must be as many")
     if args.steps <= args.warmup:
@@ -199,7 +204,8 @@ def worker(args: argparse.Namespace, settings: Settings) -> None:
     corpus = args.worker / "corpus.npz"
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
     workload = MODELS[args.model].load(corpus, settings, rank=rank, num_ranks=num_ranks)
-    records = train(args.methods, workload, settings, args.block)
+    with horovod_ranks.joined(args.methods):
+        records = train(args.methods, workload, settings, args.block)
     if rank == 0:
         (args.worker / "records.json").write_text(json.dumps(records))
     leave()

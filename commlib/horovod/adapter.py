@@ -131,7 +131,8 @@ class Adapter:
             return
         if self._epoch is not epoch():
             self.open()
-        self._state.settle(self._sparse())
+        # Without their ids nothing is announced: each table's gradient tells its rows itself.
+        self._announced |= self._state.settle(self._sparse())
         self._set_tables()
         self._launch()
         tables = {p: self._take(p) for p in self._tables}

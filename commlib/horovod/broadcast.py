@@ -35,6 +35,9 @@ def broadcast_optimizer_state(
 ) -> None:
     """As `hvd.broadcast_optimizer_state`; the state of partitioned tables is left out.
 
+    Horovod makes a state where there is none by a step with gradients of zero, which weight decay
+    turns into a change of the weights; here weights and gradients stay as they are.
+
     Args:
         optimizer: Wrapped or not.
         root_rank: Whose state all get.
@@ -42,7 +45,7 @@ def broadcast_optimizer_state(
 
     Source: Horovod's.
     """
-    with _without_shards(optimizer):
+    with _without_shards(optimizer), _weights_kept(optimizer):
         hvd.broadcast_optimizer_state(optimizer, root_rank, model)
 
 
@@ -50,6 +53,22 @@ def _is_shard(value: object) -> bool:
     return isinstance(value, DTensor) or (
         isinstance(value, torch.Tensor) and columns_of(value) is not None
     )
+
+
+@contextmanager
+def _weights_kept(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    if optimizer.state:
+        yield
+        return
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    kept = [(p, p.grad, p.detach().clone()) for p in parameters if p.requires_grad]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for parameter, gradient, weight in kept:
+                parameter.copy_(weight)
+                parameter.grad = gradient
 
 
 @contextmanager

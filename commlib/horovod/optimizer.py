@@ -100,6 +100,7 @@ def DistributedOptimizer(
             sparse_as_dense,
             process_set,
         )
+        wrapped.state.update(optimizer.state)  # Horovod's is made from the groups alone
         state = State(_by_name(wrapped, named_parameters), options, trace)
     except Exception as error:  # whatever it is, the other ranks must not wait for this one
         mistake = error

@@ -107,16 +107,19 @@ class State:
         if self._discovery is None:
             self._discovery = Discovery(self._names)
 
-    def settle(self, sparse: set[str]) -> None:
+    def settle(self, sparse: set[str]) -> bool:
         """The end of the first step: agree on what the tables are, once; collective then.
 
         Args:
             sparse: Names of parameters that have sparse gradients on this rank.
+
+        Returns:
+            Whether lookups are watched from now on, so that those of this step are not known.
         """
         discovery, opened = self._discovery, self._open
         assert opened is not None
         if discovery is None:
-            return
+            return False
         discovery.close()
         self._discovery = None
         if not self.settled:
@@ -139,6 +142,7 @@ class State:
         for name, modules in discovery.modules.items():
             for module in modules:
                 opened.announcer.watch(name, module)
+        return True
 
     def adopt(self, layouts: dict[str, Layout], reducer_states: dict[str, ReducerState]) -> None:
         """Go on where another run was; before the first step, or between two."""
@@ -171,7 +175,7 @@ class State:
         # A measured link may lead to other choices, so to other roundings, in the next run.
         if self.options.reducer.name != "auto" or torch.are_deterministic_algorithms_enabled():
             return Link()
-        return probe_link(lanes.data)
+        return probe_link(lanes.data, ring_steps=1)
 
     def _wants_announcement(self, name: str) -> bool:
         return self.options.reducer.uses_index and self.reducer_states[name].announce

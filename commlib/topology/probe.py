@@ -31,7 +31,7 @@ class Runner(typing.Protocol):
         """Run a protocol to its end."""
 
 
-def probe_link(lane: Runner, *, num_trials: int = 5) -> Link:
+def probe_link(lane: Runner, *, num_trials: int = 5, ring_steps: int = 2) -> Link:
     """Time a direct exchange of nothing and of 1 MiB a peer, a ring of 2 MiB, and local work.
 
     Collective: every rank of the lane calls it. Takes about 0.2 s on a 1 Gbit/s
@@ -40,6 +40,7 @@ def probe_link(lane: Runner, *, num_trials: int = 5) -> Link:
     Args:
         lane: An idle lane.
         num_trials: Repetitions, of which the median counts.
+        ring_steps: Latencies in a ring: two parts of one, or one where it is negotiated.
 
     Returns:
         The same link on every rank.
@@ -59,12 +60,12 @@ def probe_link(lane: Runner, *, num_trials: int = 5) -> Link:
         lane.run("probe", ask(AllReduce(name="probe.ring", tensor=summed)))
 
     alpha = _median_s(lambda: exchange(empty), num_trials)
-    whole = _median_s(lambda: exchange(full), max(2, num_trials // 2))
-    around = _median_s(ring, max(2, num_trials // 2))
+    whole = _median_s(lambda: exchange(full), max(3, num_trials // 2))
+    around = _median_s(ring, num_trials)
     sent = _PROBE_PART_BYTES * (num_ranks - 1)
     ring_sent = 2 * (num_ranks - 1) / num_ranks * summed.numel() * 4
     beta = max(0.0, whole - alpha) / sent if sent else 0.0
-    ring_beta = max(0.0, around - 2 * alpha) / ring_sent if sent else 0.0
+    ring_beta = max(0.0, around - ring_steps * alpha) / ring_sent if sent else 0.0
     readings = torch.tensor([alpha, beta, ring_beta, _memory_s(num_trials)], dtype=torch.float64)
     agreed: torch.Tensor = lane.run(
         "probe", ask(AllReduce(name="probe.agree", tensor=readings, op="mean"))

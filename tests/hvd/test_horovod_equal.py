@@ -108,12 +108,14 @@ def reducers():
         off[reducer] = float((want - train(model, optimizer)).abs().max())
         names = {record["reducer"] for record in optimizer.commlib.stats()}
         assert names == {reducer}, names
+        assert all(state.announce for state in optimizer.commlib.reducer_states.values())
     model, optimizer = build(ours, sgd, groups=2)
     off["groups with sparse gradients"] = float((want - train(model, optimizer)).abs().max())
     model, optimizer = build(ours, sgd, reducer=commlib.S2(ratio=0.5))
     got = train(model, optimizer)
     assert same_everywhere(got)
     assert {record["reducer"] for record in optimizer.commlib.stats()} == {"sketch"}
+    assert all(state.announce for state in optimizer.commlib.reducer_states.values())
     return off, float((want - got).norm() / want.norm())
 
 

@@ -149,6 +149,15 @@ def gradient_clipping():
     return same_everywhere(weights(model))
 
 
+def state_before_wrapping():
+    """What an optimizer had before it was wrapped is not lost."""
+    torch.manual_seed(0)
+    model = Model()
+    optimizer = make("Adagrad", model.parameters(), initial_accumulator_value=0.5)
+    wrapped = ours(optimizer, model.named_parameters())
+    return bool((wrapped.state[model.words.weight]["sum"] == 0.5).all())
+
+
 def no_named_parameters():
     torch.manual_seed(0)
     model = Model()
@@ -185,6 +194,7 @@ def everything():
             force_allreduce,
             dynamic_requires_grad,
             gradient_clipping,
+            state_before_wrapping,
             no_named_parameters,
             passes_changed,
         )

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -47,9 +48,9 @@ class Step:
 class Driver:
     """The plain way: the model in DDP, and the method's hook on it.
 
-    A method that changes the model before DDP sees it overrides `wrap`; one that chooses when
-    batches are read or what a step does overrides `batch` or `step`; one that keeps work back, or
-    holds threads, `flush` and `close`.
+    A method that changes the model before DDP sees it overrides `wrap`; one that joins the ranks
+    by other means than DDP, `join`; one that chooses when batches are read or what a step does,
+    `batch` or `step`; one that keeps work back, or holds threads, `flush` and `close`.
 
     Args:
         method: How gradients are averaged.
@@ -59,7 +60,15 @@ class Driver:
     Attributes:
         tables: The model's tables, before `wrap`.
         num_parameters: Elements of all its parameters, before `wrap`.
+        model: After `wrap`.
+        ddp: What a step calls: the model, joined with those of the other ranks.
+        state: commlib's, where there is one.
+        optimizer: Of its parameters.
     """
+
+    ddp: nn.Module
+    state: State | None
+    optimizer: torch.optim.Optimizer
 
     def __init__(self, method: Method, workload: Workload, settings: Settings) -> None:
         self.workload = workload
@@ -68,13 +77,18 @@ class Driver:
         self.tables = table_shapes(whole)
         self.num_parameters = sum(parameter.numel() for parameter in whole.parameters())
         self.model = self.wrap(whole)
-        self.ddp = DistributedDataParallel(self.model, bucket_cap_mb=method.bucket_cap_mb)
-        self.state: State | None = method.attach(self.ddp, settings)
-        self.optimizer = workload.optimizer(self.ddp.parameters())
+        self.join(settings)
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """Returns the model for DDP."""
         return model
+
+    def join(self, settings: Settings) -> None:
+        """Joins the ranks' models: sets `ddp`, `state` and `optimizer`; collective."""
+        ddp = DistributedDataParallel(self.model, bucket_cap_mb=self.method.bucket_cap_mb)
+        self.state = self.method.attach(ddp, settings)
+        self.optimizer = self.workload.optimizer(ddp.parameters())
+        self.ddp = ddp
 
     def batch(self, step: int) -> tuple[Tensor, ...]:
         """Returns the batch of a step; steps come one after the other."""
@@ -84,7 +98,7 @@ class Driver:
         """Trains one step, counted from 0."""
         start = time.perf_counter()
         batch = self.batch(step)
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad()
         loss = self.ddp(*batch)
         forward = time.perf_counter()
         loss.backward()
