@@ -24,7 +24,7 @@ def residuals(optimizer):
 
 def act(folder, what, step):
     """What happens to the job while it has two workers: one dies, or one leaves and one joins."""
-    if what == "die" and step == 6 and hvd.size() == 2 and hvd.rank() == 1:
+    if what == f"rank {hvd.rank()} dies" and step == 6 and hvd.size() == 2:
         os._exit(1)
     if what == "leave" and step == 4 and hvd.size() == 2 and hvd.rank() == 0:
         (folder / "hosts").write_text("localhost:1\n")
@@ -53,6 +53,7 @@ def main():
             line = {
                 "worker": name,
                 "step": state.step,
+                "rank": hvd.rank(),
                 "size": hvd.size(),
                 "same": same,
                 "records": len(optimizer.commlib.stats()),
